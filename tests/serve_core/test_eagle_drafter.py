@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from core_harness import Harness, prompt_of
@@ -120,3 +120,24 @@ def test_a_text_that_repeats_itself_is_drafted_without_the_head() -> None:
     assert drafter.cost(2, 2) == 6.0  # one of the two, twice
     drafter.offers(both[:1], [4])
     assert drafter.cost(1, 4) == 0.0
+
+
+def test_a_head_without_finite_logits_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Head(SeeingHead):
+        def draft(self, batch: Batch) -> BatchOutput:
+            return BatchOutput([[Sampled(-1, error="not finite")] for _ in batch.rows])
+
+        def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
+            """It has no pages."""
+
+    text = Text(0, [1, 2, 3])
+    text.progress = SimpleNamespace(seq_id=5)  # type: ignore[attr-defined]
+    text.samplings = [Sampling()]  # type: ignore[attr-defined]
+    drafter, texts = EagleDrafter(Head(FakeRunner())), [cast("Any", text)]
+    for _ in range(2):
+        drafter.offers(texts, [4])
+        drafter.draft(texts, [4])
+    assert text.token_ids == []
+    assert [one.message for one in caplog.records] == [
+        "the EAGLE head drafts nothing for a sequence: not finite"
+    ]

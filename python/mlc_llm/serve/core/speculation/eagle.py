@@ -5,6 +5,7 @@ Where the last tokens came up before in a row, it is not asked: what followed th
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import abc
@@ -18,6 +19,7 @@ from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 from mlc_llm.serve.core.speculation.drafter import Offer
 from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
 
+_log = logging.getLogger(__name__)
 REPEATS = 2
 """Kind of offers from which on the text repeats itself: two tokens or more came up before. What
 followed there costs nothing, and is right nearly as often as what a head says, or more often."""
@@ -43,6 +45,7 @@ class EagleDrafter:
         """Sequences of the last offers whose drafts come from the text."""
         self._asking = 1.0
         """The share of the others."""
+        self._has_warned = False
 
     def offers(self, sequences: abc.Sequence[Sequence], most: abc.Sequence[int]) -> list[Offer]:
         found, self._repeating = [], set()
@@ -95,13 +98,20 @@ class EagleDrafter:
         start = self._clock()
         samples = self._runner.draft(Batch(rows)).samples
         self._times.learn(len(rows), self._clock() - start)
-        for i in which:
+        going_on = []
+        for i, (sample,) in zip(which, samples, strict=True):
             placed[i] += 1
-        return [
-            i
-            for i, (sample,) in zip(which, samples, strict=True)
-            if sample.error is None and drafts[i].push(sample.token_id)
-        ]
+            if sample.error is not None:
+                self._warn(sample.error)
+            elif drafts[i].push(sample.token_id):
+                going_on.append(i)
+        return going_on
+
+    def _warn(self, error: str) -> None:
+        """Once: a head that is broken drafts nothing, and answers come all the same."""
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("the EAGLE head drafts nothing for a sequence: %s", error)
 
 
 def _seq_id(draft: DraftSequence) -> int:
