@@ -106,14 +106,10 @@ class Scheduler:
     def schedule(self, *, by_row: bool = False) -> StepPlan:
         """Plan a step. The plan is empty only when nothing runs or waits. by_row: its rows are a
         list, whatever they are."""
-        groups = None if by_row else self.groups
-        if groups is None or not self._running or (self._waiting and self.may_start):
-            return self._plan()
-        plan = groups.plan(self._running)
-        if plan is None or plan.group is None:
-            return self._plan()
-        self.pages.start_step(plan.group.pages_needed())
-        return plan
+        plan, groups = None, None if by_row else self.groups
+        if groups is not None and self._running and not (self._waiting and self.may_start):
+            plan = groups.plan(self._running)
+        return plan or self._plan()
 
     def _plan(self) -> StepPlan:
         plan = StepPlan(self._max_batch_tokens, self._runner.limits.max_scores)

@@ -24,6 +24,8 @@ class DraftVerifier:
         Nothing is evicted or preempted for draft tokens, and no other row loses a token.
         """
         rows, size = len(plan.rows), self._pages.page_size
+        if plan.group is not None:  # nobody has counted its pages
+            self._pages.start_step(plan.group.pages_needed())
         spare, budget = self._pages.available // rows * size, plan.budget // rows
         # A row may fill the page behind its known tokens, and its share of the free pages.
         return [
