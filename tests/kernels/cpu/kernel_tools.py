@@ -24,6 +24,7 @@ from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import ISAS, Isa
 from mlc_llm.backends.cpu.packing import Packed
 from mlc_llm.backends.cpu.target import missing_features, target_for
+from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.kernels.cpu import activation, quant_blocks
 from mlc_llm.kernels.row_kinds import KINDS
 from mlc_llm.quantization.block_format import Grouped
@@ -84,6 +85,7 @@ def build(isa: Isa, make: Maker, *args: object, **options: object) -> Callable[.
     """
     if missing_features(isa.name):
         return arm_tools.emulated(make(*args, **options), isa)
+    configure_threads()
     path = kept.folder("kernels") / f"{_kernel_key(isa, make, args, options)}.o"
     kernel = _linked(kept.entry(path, lambda new: _compile(new, make(*args, **options), isa)))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import numpy as np
 import pytest
 from kernel_tools import Array, build, each_isa, prepare
@@ -56,6 +58,26 @@ def test_same_bits(isa: Isa, of: str, kind: str, fast: bool) -> None:
         assert made.tobytes() == quantised.tobytes(), f"{m} rows"
         assert found.tobytes() == expected.tobytes(), f"{m} rows"
         assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("n", [32, 64, 128])
+@each_isa(where=lambda isa: isa.integer)
+def test_no_loop_of_one_task_is_in_a_launch(isa: Isa, n: int) -> None:
+    """TVM makes no loop of it, so all threads would do it, each into the others' sums."""
+    fmt = weights("Q8_0", isa).format
+    options = {"accumulate": False, "fast": has_fast_rows(fmt, isa)}
+    kernel = matmul(n, columns(fmt), fmt, isa, **options, source=Source("norm", EPS))
+    lines = kernel.script().splitlines()
+    launches = [i for i, line in enumerate(lines) if "pragma_parallel_launch_point" in line]
+    for start in launches:
+        deeper = " " * (_indent(lines[start]) + 1)
+        inside = takewhile(lambda line, deeper=deeper: line.startswith(deeper), lines[start + 1 :])
+        assert not any("T.parallel(1)" in line for line in inside)
+    assert bool(launches) == (n > 32)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 @pytest.mark.parametrize("of", ["F16", "Q4_0"])

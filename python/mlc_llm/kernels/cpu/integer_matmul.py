@@ -152,6 +152,9 @@ class IntegerProduct:
         fast; None: the kernel knows none."""
         if rows.inputs is None:
             self.run_few(rows.quantised, W, Y, first, m, asked)
+        elif self.apart == 1:  # a loop of one task would be no loop, and all threads would do it
+            rows.inputs.quantize_all(rows.given, rows.quantised, m)
+            self.run_few(rows.quantised, W, Y, first, m, asked)
         else:
             with one_launch():
                 with all_meet():
