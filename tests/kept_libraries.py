@@ -83,5 +83,6 @@ def libraries_are_kept() -> Iterator[None]:
 @cache
 def _sources() -> str:
     package = Path(mlc_llm.__file__).parent
-    files = [file for name in SHAPING_FOLDERS for file in (package / name).rglob("*.py")]
+    folders = [package / name for name in SHAPING_FOLDERS]
+    files = [file for one in folders for end in ("py", "ll") for file in one.rglob(f"*.{end}")]
     return kept.digest(files=sorted(files))

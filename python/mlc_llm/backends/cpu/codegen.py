@@ -1,4 +1,4 @@
-"""From a Relax module to machine code for a CPU: VM bytecode and one object file."""
+"""From a Relax module to machine code for a CPU: VM bytecode and two object files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from tvm import relax
 
 from mlc_llm.backends.base import Compiled
 from mlc_llm.backends.cpu.overwrites import check_overwrites
+from mlc_llm.backends.cpu.team_code import compile_team
 from mlc_llm.backends.needless_calls import WithoutNeedlessCalls
 
 BYTECODE_FILE = "vm.bin"
 KERNELS_FILE = "kernels.o"
+TEAM_FILE = "team.o"
 NEEDLESS = ("s_tir.CompactBufferAllocation",)
 """Passes that take a third of the build and change no kernel of ours, which allocate what they
 use."""
@@ -55,11 +57,12 @@ def compile_module(
     requires: tuple[str, ...],
     without: Sequence[str] = (),
 ) -> Compiled:
-    """Writes both files into `folder`, which exists. without: passes of TVM that are left out."""
+    """Writes the files into `folder`, which exists. without: passes of TVM that are left out."""
     check_overwrites(module)
     with tvm.transform.PassContext(disabled_pass=list(without)):
         executable = relax.build(module, target=target, relax_pipeline=pipeline())
     executable.mod.write_to_file(str(folder / BYTECODE_FILE))
     (kernels,) = (m for m in executable.mod.imports if m.kind == "llvm")
     kernels.write_to_file(str(folder / KERNELS_FILE))
-    return Compiled((BYTECODE_FILE, KERNELS_FILE), str(target), requires)
+    compile_team(target, folder / TEAM_FILE)
+    return Compiled((BYTECODE_FILE, KERNELS_FILE, TEAM_FILE), str(target), requires)

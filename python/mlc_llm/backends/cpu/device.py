@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ from mlc_llm.backends.cpu import amx
 from mlc_llm.backends.cpu.memory import HUGE_PAGE, Pool, growing, zeroed
 from mlc_llm.backends.cpu.rank_sums import SharedSums
 from mlc_llm.backends.cpu.staging import ALIGNMENT, HostStaging
+from mlc_llm.backends.cpu.thread_team import ThreadTeam
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.backends.ranks.meeting import Meeting
 from mlc_llm.library.metadata import BrokenLibrary
@@ -107,7 +108,7 @@ class HostValues:
 class LinkedLibrary:
     """Functions by name, linked in memory without a compiler."""
 
-    def __init__(self, bytecode: Path, kernels: Path) -> None:
+    def __init__(self, bytecode: Path, *objects: Path) -> None:
         """Raises BrokenLibrary, MemoryError."""
         load_runtime()
         try:
@@ -115,7 +116,9 @@ class LinkedLibrary:
             executable = load(str(bytecode))
             # Plain functions, linked without the runtime of C++, for which it would ask a compiler.
             self._session = tvm_ffi_orcjit.ExecutionSession(orc_rt=None)
-            executable.import_module(self._session.load_module(str(kernels), cxx=os.devnull))
+            code = self._session.load_module([str(one) for one in objects], cxx=os.devnull)
+            self._team = ThreadTeam(code)
+            executable.import_module(code)
             # The default allocator would keep buffers for every size of step there ever was.
             self._vm = executable["vm_load_executable"]()
             self._vm["vm_initialization"](*_CPU, _NAIVE_ALLOCATOR)
@@ -127,8 +130,8 @@ class LinkedLibrary:
     def __getitem__(self, name: str) -> tvm_ffi.Function:
         return self._vm[name]
 
-    def with_last(self, name: str, last: Sequence[tvm_ffi.Tensor]) -> tvm_ffi.Function:
-        return closure(self._vm, name, last)
+    def with_last(self, name: str, last: Sequence[tvm_ffi.Tensor]) -> Callable[..., object]:
+        return self._team.leading(closure(self._vm, name, last))
 
 
 @cache

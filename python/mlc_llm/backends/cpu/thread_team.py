@@ -1,0 +1,41 @@
+"""Threads that stay together through all kernels of a step.
+
+TVM starts its threads for each kernel, 180 times in a step of a small model. A team starts once a
+step, and its members see the next kernel at once. `thread_team.ll` is what they do.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from functools import partial
+
+import tvm_ffi
+
+
+class ThreadTeam:
+    """That of a linked module with the functions of `thread_team.ll`."""
+
+    def __init__(self, module: tvm_ffi.Module) -> None:
+        self._run, self._forget = module["run"], module["forget"]
+        module["form"]()
+        _teams.add(self)
+
+    def leading(self, function: tvm_ffi.Function) -> partial[object]:
+        """The same function, computed by the team; or by TVM's pool while another thread leads."""
+        return partial(self._run, function)
+
+    def forget_parent(self) -> None:
+        """In a forked process: no thread of the team is there."""
+        self._forget()
+
+
+_teams: weakref.WeakSet[ThreadTeam] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for team in list(_teams):
+        team.forget_parent()
+
+
+os.register_at_fork(after_in_child=_in_child)
