@@ -18,6 +18,7 @@ from mlc_llm.runtime.batch import Runner
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.sequence import Sequence
+from mlc_llm.serve.core.speculation.draft_lengths import DraftLengths
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 from mlc_llm.serve.core.speculation.drafter import Offer
 from mlc_llm.serve.data import TokenData
@@ -31,6 +32,7 @@ CONFIG = EngineConfig(
     max_single_sequence_length=CONTEXT,
     prefill_chunk_size=512,
     prefix_cache_mode="disable",
+    speculative_mode="disable",
 )
 WITH_VECTORS = EngineConfig(
     max_num_sequence=STREAMS,
@@ -121,6 +123,12 @@ class Listener:
         ]
 
 
+class EachStep(DraftLengths):
+    """Asks the drafter in each step."""
+
+    patience = 0  # type: ignore[assignment]
+
+
 def prompts() -> list[str]:
     """Chats in the template of the default model, and free texts; those that differ most come one
     behind the other, so that a few of them are a fair choice."""
@@ -145,6 +153,8 @@ def write_answers(
     for start in range(0, count, STREAMS):
         listener = Listener()
         core = EngineCore(runner, tokenizer, WITH_VECTORS, drafter=listener)
+        assert core._speculator is not None
+        core._speculator.lengths = EachStep()
         for i in range(start, min(start + STREAMS, count)):
             config = GenerationConfig(temperature=0.7 * (i % 2), seed=i, max_tokens=length)
             ids = tokenizer.encode(every[i % len(every)], special=True)

@@ -23,6 +23,9 @@ class Always:
     def learn(self, rows: int, drafted: int, seconds: float) -> None:
         """Learns nothing."""
 
+    def found_nothing(self) -> None:
+        """Looks again in the next step."""
+
     def failed(self) -> None:
         assert self.may_fail, "drafting failed"
 

@@ -152,7 +152,7 @@ def test_a_draft_model_comes_with_its_mode() -> None:
 
 def test_defaults_are_those_of_the_table() -> None:
     config = EngineConfig()
-    assert (config.kv_cache_page_size, config.speculative_mode) == (16, "disable")
+    assert (config.kv_cache_page_size, config.speculative_mode) == (16, "auto")
     assert (config.prefix_cache_mode, config.prefill_mode, config.verbose) == (
         "radix",
         "hybrid",

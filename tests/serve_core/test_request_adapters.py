@@ -9,6 +9,7 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import NO_ADAPTER
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.speculation import prompt_lookup
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.request import Request
 from mlc_llm.testing.fake_runner import FakeRunner
@@ -47,7 +48,8 @@ def test_rows_have_the_slot_of_their_request() -> None:
     assert owners(harness) == {0, 1, NO_ADAPTER}
 
 
-def test_draft_tokens_have_the_adapter_too() -> None:
+def test_draft_tokens_have_the_adapter_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_lookup, "NGRAMS", (3, 2, 1))  # the text hardly repeats two tokens
     config = EngineConfig(speculative_mode="prompt_lookup")
     harness = harness_of(1, "a", config=config)
     harness.add_request(request("x", "a", max_tokens=200))

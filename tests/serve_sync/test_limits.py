@@ -219,10 +219,8 @@ def test_too_little_memory_says_what_takes_it() -> None:
 
 def test_states_are_counted_and_cannot_be_rolled_back() -> None:
     with_states = replace(SMALL, state_bytes=1000)
-    plain, more = (
-        complete_config(EngineConfig(max_num_sequence=8), size, 8 * GB)[1]
-        for size in (SMALL, with_states)
-    )
+    config = EngineConfig(max_num_sequence=8, speculative_mode="disable")
+    plain, more = (complete_config(config, size, 8 * GB)[1] for size in (SMALL, with_states))
     assert more.total(0) - plain.total(0) == (4 * 8 + 2) * 1000
     with pytest.raises(InvalidField, match=r"speculative_mode.*this model keeps states"):
         infer_limits(EngineConfig(speculative_mode="prompt_lookup"), with_states)
@@ -233,6 +231,30 @@ def test_states_are_counted_and_cannot_be_rolled_back() -> None:
         infer_limits(
             EngineConfig(speculative_mode="small_draft", additional_models=["draft"]), drafted
         )
+
+
+@pytest.mark.parametrize(
+    ("size", "given", "found"),
+    [
+        (SMALL, {}, "prompt_lookup"),
+        (SMALL, {"speculative_mode": "disable"}, "disable"),
+        (SMALL, {"sliding_window_size": 128}, "disable"),
+        (SMALL, {"tensor_parallel_shards": 2}, "disable"),
+        (replace(SMALL, state_bytes=1000), {}, "disable"),
+        (replace(SMALL, repeat_bytes=1000), {}, "disable"),  # a GPU
+    ],
+)
+def test_who_drafts_if_nobody_is_asked_for(size: Any, given: Any, found: str) -> None:
+    assert infer_limits(EngineConfig(**given), size).speculative_mode == found
+
+
+@pytest.mark.parametrize(("sequences", "more"), [(1, 16), (8, 9), (17, 0), (64, 0)])
+def test_drafts_take_memory_where_few_sequences_run(sequences: int, more: int) -> None:
+    plain, drafting = (
+        complete_config(EngineConfig(max_num_sequence=sequences, speculative_mode=mode), SMALL, GB)
+        for mode in ("disable", "auto")
+    )
+    assert drafting[1].logits - plain[1].logits == SMALL.logits(more) - SMALL.logits(0)
 
 
 def test_pages_of_bytes_need_pages() -> None:

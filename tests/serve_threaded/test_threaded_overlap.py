@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ from mlc_llm.serve.opening import open_engine
 from mlc_llm.serve.opening.bundle import echo_bundle
 from mlc_llm.testing.fake_runner import FakeRunner
 
-SIZE = ModelSize((KVSize(2, 2 * 2 * 2 * 16),), 64, 32, 16, 64, 128, 256, 1024, 1 << 20)
+SIZE = replace(
+    ModelSize((KVSize(2, 2 * 2 * 2 * 16),), 64, 32, 16, 64, 128, 256, 1024, 1 << 20),
+    repeat_bytes=1,
+)
 
 
 @pytest.fixture

@@ -87,17 +87,20 @@ class EngineConfig:
     kv_state_kind: Literal["kv_cache", "rnn_state", "none", "hybrid"] | None = None
     """None and `kv_cache` are the same, and nothing else is allowed: what a model keeps, its file
     says."""
-    speculative_mode: Literal["disable", "small_draft", "prompt_lookup", "eagle", "medusa"] = (
-        "disable"
-    )
-    """The drafter: who makes draft tokens, which the model verifies. `small_draft` is a smaller
-    model with the same vocabulary. `prompt_lookup` looks for an earlier place of the last tokens
-    in the text and takes the tokens that followed there. `medusa` are heads that were trained for
-    the model: each drafts one token from the model's last hidden vector. `eagle` is a head that was
-    trained for the model (EAGLE-1 or EAGLE-3): a decoder layer that drafts one token after the
-    other from the model's vectors of all tokens; where the last two tokens came up before, what
-    followed there is taken, as `prompt_lookup` does. Heads are a folder of config.json and
-    safetensors, as their authors' code writes it."""
+    speculative_mode: Literal[
+        "auto", "disable", "small_draft", "prompt_lookup", "eagle", "medusa"
+    ] = "auto"
+    """The drafter: who makes draft tokens, which the model verifies. Tokens are those of plain
+    decoding, whoever drafts. `prompt_lookup` looks for an earlier place of the last tokens in the
+    text and takes the tokens that followed there; where that does not pay, it looks less and less.
+    `auto` is `prompt_lookup` on a CPU, and `disable` on other devices, with several ranks, with a
+    sliding window, for encoders and for models with recurrent layers. `small_draft` is a smaller
+    model with the same vocabulary. `medusa` are heads that were trained for the model: each drafts
+    one token from the model's last hidden vector. `eagle` is a head that was trained for the model
+    (EAGLE-1 or EAGLE-3): a decoder layer that drafts one token after the other from the model's
+    vectors of all tokens; where the last two tokens came up before, what followed there is taken,
+    as `prompt_lookup` does. Heads are a folder of config.json and safetensors, as their authors'
+    code writes it."""
     spec_draft_length: int = 0
     """The most draft tokens of a sequence in one step, 0 to 16. 0 learns the best number. There
     are no draft tokens while plain steps are faster."""
@@ -242,8 +245,8 @@ class EngineConfig:
             raise InvalidField("additional_models", models, words)
         if mode == "eagle":
             self._refuse_with_head()
-        if mode == "disable" and self.spec_draft_length:
-            words = "speculative_mode is 'disable'; leave it out, or choose a mode"
+        if mode in ("auto", "disable") and self.spec_draft_length:
+            words = f"speculative_mode is {mode!r}; leave it out, or choose a mode that drafts"
             raise InvalidField("spec_draft_length", self.spec_draft_length, words)
         if self.max_adapters is not None and self.max_adapters < len(self.adapters):
             words = f"there are {len(self.adapters)} in adapters; give at least that"

@@ -16,7 +16,7 @@ from mlc_llm.serve.kv_events.settings import KVEventsConfig
 
 MODES = ("local", "interactive", "server")
 KV_STATE_KINDS = ("kv_cache", "rnn_state", "none", "hybrid")
-SPECULATIVE_MODES = ("disable", "small_draft", "prompt_lookup", "eagle", "medusa")
+SPECULATIVE_MODES = ("auto", "disable", "small_draft", "prompt_lookup", "eagle", "medusa")
 HEAD_MODES = ("medusa",)
 """Those whose drafter reads the hidden vectors of the model."""
 DRAFTERS = {
@@ -29,6 +29,7 @@ MAX_DRAFT_LENGTH = 16
 """The most draft tokens of one sequence in one step."""
 MAX_DRAFTED = 32
 """The most draft tokens of all sequences in one step: to verify more is slow."""
+
 PREFIX_CACHE_MODES = ("radix", "disable")
 PREFILL_MODES = ("hybrid", "chunked")
 ENGINE_PRECISIONS = (*PRECISIONS, "auto")
@@ -43,6 +44,12 @@ NO_MMPROJ = "none"
 """As `mmproj`: the model reads no images."""
 MAX_HOSTS = 256
 _HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?")
+
+
+def drafted_rows(sequences: int) -> int:
+    """Tokens that are chosen in a step with drafts, at most. As many as without any, if that many
+    sequences run: so drafts need memory only where few do."""
+    return max(sequences, 1 + MAX_DRAFT_LENGTH)
 
 
 def if_empty(name: str, default: object) -> object:

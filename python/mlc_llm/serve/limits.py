@@ -19,7 +19,7 @@ from mlc_llm.runtime.limits import (
     state_slots,
 )
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.config_fields import MAX_DRAFTED
+from mlc_llm.serve.config_fields import drafted_rows
 from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
 
 DEFAULT_UTILIZATION = 0.85
@@ -74,6 +74,7 @@ def infer_limits(config: EngineConfig, size: ModelSize) -> EngineConfig:
     Raises `InvalidField` for a limit that the model, or another given limit, does not allow.
     """
     config = with_model_window(config, size)
+    config = _with_drafter(config, size)
     _refuse_windows(config)
     _refuse_states(config, size)
     _refuse_for_encoder(config, size)
@@ -114,7 +115,9 @@ def plan_memory(
 ) -> MemoryPlan:
     """What the limits cost. `asked` comes from `infer_limits`."""
     assert asked.prefill_chunk_size and asked.max_num_sequence and asked.gpu_memory_utilization
-    drafts = 0 if asked.speculative_mode == "disable" else MAX_DRAFTED
+    chosen = asked.max_num_sequence
+    if asked.speculative_mode != "disable":
+        chosen = drafted_rows(chosen)
     alone = replace(asked, adapters={}, max_adapters=None)
     draft = None if size.draft is None else plan_memory(alone, size.draft, free_memory)
     has_window, limits = window_of(asked) is not None, adapter_limits(asked)
@@ -123,9 +126,7 @@ def plan_memory(
         utilization=asked.gpu_memory_utilization,
         weights=size.weight_bytes,
         activations=size.activations(asked.prefill_chunk_size, has_window=has_window),
-        logits=0
-        if size.is_encoder
-        else size.logits(asked.max_num_sequence + drafts + score_rows(size.vocab_size)),
+        logits=0 if size.is_encoder else size.logits(chosen + score_rows(size.vocab_size)),
         rope=size.rope(_single(asked)),
         kv_per_token=size.kv_bytes_per_token,
         page_size=asked.kv_cache_page_size,
@@ -213,6 +214,17 @@ def _windowed(asked: EngineConfig, size: ModelSize) -> int:
         )
         total += pages * page * group.bytes_per_token
     return total
+
+
+def _with_drafter(config: EngineConfig, size: ModelSize) -> EngineConfig:
+    """The config, with the drafter of the text so far where nobody else is asked for and it can
+    draft. A device that repeats steps begins them early, which saves more."""
+    if config.speculative_mode != "auto":
+        return config
+    keeps_all = window_of(config) is None and not size.state_bytes and not size.is_encoder
+    is_plain = not size.repeat_bytes and config.tensor_parallel_shards in (None, 1)
+    drafts = keeps_all and is_plain
+    return replace(config, speculative_mode="prompt_lookup" if drafts else "disable")
 
 
 def _refuse_windows(config: EngineConfig) -> None:

@@ -93,7 +93,9 @@ class EngineCore:
         self._scheduler = Scheduler(runner, config)
         self._postprocessor = Postprocessor(tokenizer, longest, policy)
         self._verifier = DraftVerifier(runner, self._scheduler.pages)
-        self._speculator = make_speculator(drafter, self._verifier, config, longest)
+        self._speculator = make_speculator(
+            drafter, self._verifier, config, longest, runner.limits.max_num_sequence
+        )
         self._telemetry = Telemetry(trace, policy, clock)
         self._requests = AcceptedRequests(self._scheduler, self._telemetry, self.adapters)
         self._taker = self._row_taker()
@@ -292,7 +294,9 @@ class EngineCore:
         plan = self._scheduler.schedule(by_row=speculator is not None and speculator.is_drafting)
         if self._queue_note.is_due:
             self._queue_note.look(self._scheduler.num_running, self._scheduler.num_waiting)
-        return plan if speculator is None else self._with_drafts(plan, speculator)
+        if speculator is None or not speculator.looks(self._telemetry.now()):
+            return plan
+        return self._with_drafts(plan, speculator)
 
     def _with_drafts(self, plan: StepPlan, speculator: Speculator) -> StepPlan:
         """Add draft tokens to rows of the plan, where that is wanted and likely to pay. Rows by
@@ -340,8 +344,8 @@ class EngineCore:
             outputs, rows = [], range(len(samples))
         for i in rows:
             self._taker.take(plan, i, samples[i], now)
-        if self._speculator is not None:
-            self._speculator.learn(plan)
+        if self._speculator is not None and (rows or not self._speculator.rests):
+            self._speculator.learn(plan)  # also that a sequence has ended
         self._telemetry.record_step(plan)
         if rows:
             outputs += self._requests.report([plan.sequences[i] for i in rows])

@@ -222,9 +222,11 @@ def echo_config(config: EngineConfig) -> EngineConfig:
             config.max_total_sequence_length,
             f"the echo engine has room for all its sequences: leave it out or give {total}",
         )
+    is_open = config.speculative_mode == "auto"
     return replace(
         config,
         mode=config.mode or "local",
+        speculative_mode="disable" if is_open else config.speculative_mode,
         max_num_sequence=limits["max_num_sequence"],
         max_single_sequence_length=limits["max_single_sequence_length"],
         prefill_chunk_size=limits["prefill_chunk_size"],

@@ -15,8 +15,9 @@ MARGIN = 1.05
 """Drafts have to be better than a plain step by this factor."""
 FIRST_PAUSE, LAST_PAUSE = 16, 256
 """Looks from one attempt to the next while drafts do not pay."""
-PAUSE_OF_A_STEP, MOST_PATIENCE = 32, 3
-"""A step is left out between two looks for each so many looks of a pause, up to so many."""
+LOOKS_OF_A_STEP, MOST_PATIENCE = 4, 8
+"""For each so many looks in a row that found nothing that pays, a step more is left out between two
+looks, up to so many."""
 REFRESH = 64
 """Drafted steps until a plain one is measured again."""
 EXPLORE, OFFSETS = 16, (1, -1, 2, -2, 3)
@@ -95,27 +96,34 @@ class StepTimes:
 class DraftLengths:
     """Chooses how many tokens to draft for each row of a step, so that tokens come fastest."""
 
-    def __init__(self, fixed: int = 0) -> None:
-        """fixed: tokens for each row, none where they do not pay; 0 learns the number."""
-        self._fixed = fixed
+    def __init__(self, fixed: int = 0, *, max_rows: int | None = None) -> None:
+        """fixed: tokens for each row, none where they do not pay; 0 learns the number. max_rows:
+        of a step, draft tokens included; None: as many as wanted."""
+        self._fixed, self._max_rows = fixed, max_rows
         self.times = StepTimes()
         self._since_plain: dict[int, int] = {}
         self._pause = FIRST_PAUSE
         self._quiet = 0
+        self._in_vain = 0
+        """Looks since drafts were better than plain steps."""
         self._turn = 0
         self._refused: Sequence[tuple[int, float]] | None = None
         """Offers that did not pay. Most steps bring the same again, which are not rated twice."""
 
     @property
     def patience(self) -> int:
-        """Steps that may pass until `choose` is asked again, after it has chosen nothing: the more,
-        the longer drafts did not pay. To look at a text costs a part of a step, too."""
-        return min(self._pause // PAUSE_OF_A_STEP, MOST_PATIENCE)
+        """Steps that may pass until `choose` is asked again: the more, the longer drafts did not
+        pay. To look at a text costs a part of a step, too."""
+        return min(self._in_vain // LOOKS_OF_A_STEP, MOST_PATIENCE)
 
     def learn(self, rows: int, drafted: int, seconds: float) -> None:
         """A step with so many rows and draft tokens took `seconds`."""
         self.times.learn(rows + drafted, seconds)
         self._since_plain[rows] = self._since_plain.get(rows, 0) + 1 if drafted else 0
+
+    def found_nothing(self) -> None:
+        """Nobody offers a draft."""
+        self._in_vain += 1
 
     def failed(self) -> None:
         """The drafter has failed: no drafts for a while."""
@@ -131,18 +139,18 @@ class DraftLengths:
         rows, up to so many tokens each.
         """
         nothing, rows = [0] * len(offers), len(offers)
-        if not any(most for most, _ in offers) or self._wants_plain(rows):
+        if self._wants_plain(rows):
             return nothing
-        if self._quiet < 0:
-            self._quiet += 1
+        self.found_nothing()
+        if not any(most for most, _ in offers):
             return nothing
         self._quiet += 1
-        if offers == self._refused and self._quiet < self._pause:
+        if self._quiet <= 0 or (offers == self._refused and self._quiet < self._pause):
             return nothing
         candidates = self._candidates(offers)
         speed, count = self._best(candidates, len(offers), cost)
         if speed > MARGIN * rows / self.times.estimate(rows):
-            self._pause, self._quiet, self._refused = FIRST_PAUSE, 0, None
+            self._pause, self._quiet, self._in_vain, self._refused = FIRST_PAUSE, 0, 0, None
             return _lengths(candidates[: self._varied(count, len(candidates))], rows)
         self._refused = offers
         if self._quiet < self._pause:
@@ -184,6 +192,8 @@ class DraftLengths:
                 found.append((likelihood, row))
         if len(offers) > 1:
             found.sort(key=itemgetter(0), reverse=True)
+        if self._max_rows is not None:
+            del found[max(self._max_rows - len(offers), 0) :]
         return found[:MAX_DRAFTED]
 
     def _best(

@@ -8,7 +8,11 @@ from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 from mlc_llm.serve.core.speculation.drafter import Offer
 
-MAX_NGRAM = 3
+NGRAMS = (3, 2)
+"""Lengths of runs that are looked for, the longest first. What follows a single token is hardly
+ever right."""
+TOKEN_BITS = 21
+"""Of a token in the number of a run. More tokens would only make worse drafts."""
 LONGEST_MATCH = 15
 """Most tokens of a match that are counted: a longer match says nothing more about what follows."""
 
@@ -54,28 +58,33 @@ class PromptLookup:
 
 
 class _Text:
-    """The tokens of one sequence, and the position behind the last copy of each short run."""
+    """The tokens of one sequence, and the position behind the last copy of each short run.
+
+    A run is one number in the index: it takes half the memory of a tuple.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._indices: list[dict[tuple[int, ...], int]] = [{} for _ in range(MAX_NGRAM)]
+        self._indices: dict[int, dict[int, int]] = {n: {} for n in NGRAMS}
         self._source = 0
 
     def extend(self, tokens: abc.Sequence[int]) -> None:
         """Append tokens. Every n-gram but the one at the end goes into the index."""
         known, old = self.tokens, len(self.tokens)
         known += tokens
-        for n, index in enumerate(self._indices, 1):
-            for end in range(max(n, old), len(known)):  # where n-grams end that are not in yet
-                index[tuple(known[end - n : end])] = end
+        for n, index in self._indices.items():
+            ends = range(max(n, old), len(known))  # of n-grams that are not in yet
+            index.update(zip(self._runs(n, ends), ends, strict=True))
 
     def match(self) -> int:
         """How many of the last tokens came up before in a row; remembers what followed there."""
-        for n in range(min(MAX_NGRAM, len(self.tokens)), 0, -1):
-            source = self._indices[n - 1].get(tuple(self.tokens[-n:]))
-            if source is not None:
-                self._source = source
-                return self._reach(source, n)
+        end = len(self.tokens)
+        for n, index in self._indices.items():
+            for run in self._runs(n, range(max(n, end), end + 1)):  # the last one, if there is one
+                source = index.get(run)
+                if source is not None:
+                    self._source = source
+                    return self._reach(source, n)
         return 0
 
     def continuation(self, count: int) -> list[int]:
@@ -85,6 +94,15 @@ class _Text:
             behind = position - len(self.tokens)
             found.append(found[behind] if behind >= 0 else self.tokens[position])
         return found
+
+    def _runs(self, n: int, ends: range) -> list[int]:
+        """The numbers of the n-grams behind which these places are."""
+        first, count = ends.start - n, len(ends)
+        runs = self.tokens[first : first + count]
+        for i in range(first + 1, ends.start):
+            behind = self.tokens[i : i + count]
+            runs = [run << TOKEN_BITS | token for run, token in zip(runs, behind, strict=True)]
+        return runs
 
     def _reach(self, source: int, matched: int) -> int:
         """How many tokens before `source` equal those at the end; at least `matched` do."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.config_fields import MAX_DRAFT_LENGTH
+from mlc_llm.serve.config_fields import MAX_DRAFT_LENGTH, drafted_rows
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.sequence_state import Status
 from mlc_llm.serve.core.speculation.draft_lengths import AcceptanceRate, DraftLengths
@@ -40,11 +40,17 @@ class Lengths(Protocol):
 
     def learn(self, rows: int, drafted: int, seconds: float) -> None: ...
 
+    def found_nothing(self) -> None: ...
+
     def failed(self) -> None: ...
 
     @property
     def patience(self) -> int: ...
 
+
+MOST_BESIDE = 1.5
+"""A step takes at most so many times as long as its run: the engine may wait behind it. Drafts cost
+time beside the run, which is a tenth of a small model's step."""
 
 Kind = tuple[int, int]
 """Drafts that are about equally good: the offer's own kind, and how free the model's choice is."""
@@ -70,13 +76,20 @@ class Speculator:
         *,
         draft_length: int = 0,
         max_length: int,
+        max_rows: int,
     ) -> None:
-        """draft_length: as `EngineConfig.spec_draft_length`. max_length: of one sequence."""
-        self.lengths: Lengths = DraftLengths(draft_length)
+        """draft_length: as `EngineConfig.spec_draft_length`. max_length: of one sequence. max_rows:
+        of a step, draft tokens included."""
+        self.lengths: Lengths = DraftLengths(draft_length, max_rows=max_rows)
         self.is_drafting = False
         """The last step had drafts; so the next one will, most likely."""
+        self.rests = False
+        """The last step was planned without a look for drafts."""
         self._left_out = 0
         """Steps since the last look."""
+        self._began_at = 0.0
+        self._ran: tuple[int, int, float] | None = None
+        """Rows, draft tokens and seconds of the last step's run, if its whole time is wanted."""
         self._drafter = drafter
         self._verifier = verifier
         self._max_length = max_length
@@ -84,13 +97,20 @@ class Speculator:
         self._by_kind: dict[Kind, AcceptanceRate] = {}
         self._has_warned = False
 
+    def looks(self, now: float) -> bool:
+        """Whether the next step is one to look for drafts. Asked once a step, where it begins."""
+        if self._ran is not None:
+            rows, drafted, seconds = self._ran
+            whole = min(now - self._began_at, MOST_BESIDE * seconds)
+            self.lengths.learn(rows, drafted, whole)
+        self._began_at, self._ran = now, None
+        self.rests = self._left_out < self.lengths.patience
+        self._left_out = self._left_out + 1 if self.rests else 0
+        return not self.rests
+
     def wanted(self, plan: StepPlan) -> dict[int, int]:
         """By row of a plan: how many draft tokens are likely to pay, if any are."""
         self.is_drafting = False
-        if self._left_out < self.lengths.patience:
-            self._left_out += 1
-            return {}
-        self._left_out = 0
         self._forget_ended()
         lengths: dict[int, int] = {}
         if plan.rows and not plan.prompt_tokens:
@@ -120,7 +140,7 @@ class Speculator:
     def learn(self, plan: StepPlan) -> None:
         """The plan was carried out. Its `acceptances` say what became of the drafts."""
         if plan.rows and not plan.prompt_tokens:
-            self.lengths.learn(len(plan.rows), plan.num_drafted, plan.run_seconds)
+            self._ran = len(plan.rows), plan.num_drafted, plan.run_seconds
         for one in plan.acceptances:
             record = self._records.get(one.sequence.key)
             if record is not None:
@@ -139,9 +159,12 @@ class Speculator:
 
     def _lengths(self, plan: StepPlan) -> dict[int, int]:
         most = [min(self._wanted(one), MAX_DRAFT_LENGTH) for one in plan.sequences]
-        rooms = self._verifier.draft_rooms(plan, most)
-        offers = self._drafter.offers(plan.sequences, rooms)
-        rated = [self._rated(*one) for one in zip(plan.sequences, offers, strict=True)]
+        offers = self._drafter.offers(plan.sequences, most)
+        if not any(one.length for one in offers):
+            self.lengths.found_nothing()
+            return {}
+        rooms = self._verifier.draft_rooms(plan, [one.length for one in offers])
+        rated = [self._rated(*one) for one in zip(plan.sequences, offers, rooms, strict=True)]
         lengths = self.lengths.choose(rated, self._drafter.cost)
         return {i: length for i, length in enumerate(lengths) if length}
 
@@ -156,14 +179,14 @@ class Speculator:
             left = min(left, max_tokens - len(sequence.generated))
         return max(left - 1, 0)
 
-    def _rated(self, sequence: Sequence, offer: Offer) -> tuple[int, float]:
-        """The length of an offer, and how likely the model accepts each token of it."""
+    def _rated(self, sequence: Sequence, offer: Offer, room: int) -> tuple[int, float]:
+        """What there is room for of an offer, and how likely the model accepts each token of it."""
         record = self._records.get(sequence.key)
         if record is None:
             record = self._records[sequence.key] = _Record(sequence)
         freedom = round(2 * min(sequence.request.config.temperature, 2.0))
         record.kind = (offer.kind, freedom)
-        return offer.length, self._rate(record, record.kind).rate
+        return room, self._rate(record, record.kind).rate
 
     def _rate(self, record: _Record, kind: Kind) -> AcceptanceRate:
         found = record.rates.get(kind)
@@ -190,15 +213,25 @@ class Speculator:
 
 
 def make_speculator(
-    drafter: Drafter | None, verifier: DraftVerifier, config: EngineConfig, max_length: int
+    drafter: Drafter | None,
+    verifier: DraftVerifier,
+    config: EngineConfig,
+    max_length: int,
+    sequences: int,
 ) -> Speculator | None:
     """The speculator that `config` asks for; None without a drafter.
 
     drafter: used unless `config` names a drafter of the core's own. max_length: of one sequence.
+    sequences: the most that run.
     """
     if config.speculative_mode == "prompt_lookup":
         drafter = PromptLookup()
     if drafter is None:
         return None
-    length = config.spec_draft_length
-    return Speculator(drafter, verifier, draft_length=length, max_length=max_length)
+    return Speculator(
+        drafter,
+        verifier,
+        draft_length=config.spec_draft_length,
+        max_length=max_length,
+        max_rows=drafted_rows(sequences),
+    )
