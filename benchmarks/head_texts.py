@@ -126,7 +126,7 @@ class Listener:
 class EachStep(DraftLengths):
     """Asks the drafter in each step."""
 
-    patience = 0  # type: ignore[assignment]
+    patience = 0
 
 
 def prompts() -> list[str]:
