@@ -1,7 +1,7 @@
 """Products of a few rows with fixed-point weights, on vectors.
 
     for block in column blocks of 32 weight rows:              parallel
-      for row_block in row blocks of 4 rows:                   the rows left over one by one
+      for row_block in row blocks of 4 rows:                   of those left over three, two or one
         sums[rows, 32] = 0                                     float32
         for b in quant blocks of k:
           exact[rows, 32] = 0                                  float64, a whole number below 2^53
@@ -41,6 +41,8 @@ HALF = 8
 """Lanes of 64-bit sums."""
 ROW_BLOCK = 4
 """Rows whose sums stay in registers together."""
+LEFT = (3, 2)
+"""Rows that may be left over, and are multiplied together too: drafts and small batches have them."""
 
 
 def quant_block_sum(sums: Expr, exact: Expr, units: Expr, scale: Expr) -> Expr:
@@ -63,14 +65,23 @@ class FixedPointGemv:
 
     @T.inline
     def multiply(self, X, W, Y, block, m):
-        """All m rows. Rows that fill no row block go one by one through all streams."""
+        """All m rows. A single one that is left over goes through all streams."""
+        self.multiply_rows(X, W, Y, block, 0, m // ROW_BLOCK, ROW_BLOCK)
+        self.multiply_rows(X, W, Y, block, m - m % ROW_BLOCK, m % ROW_BLOCK // LEFT[0], LEFT[0])
+        self.multiply_rows(
+            X, W, Y, block, m - m % ROW_BLOCK, m % ROW_BLOCK % LEFT[0] // LEFT[1], LEFT[1]
+        )
+        if m % ROW_BLOCK == 1:
+            self.multiply_block(X, W, Y, RowBlock(block, self.streams, m - 1, 1))
+
+    @T.inline
+    def multiply_rows(self, X, W, Y, block, first, count, rows):
+        """`count` row blocks of `rows` rows."""
         for s in T.serial(self.streams):
-            for t in T.serial(m // ROW_BLOCK):
+            for t in T.serial(count):
                 self.multiply_block(
-                    X, W, Y, RowBlock(block + s * self.apart, 1, t * ROW_BLOCK, ROW_BLOCK)
+                    X, W, Y, RowBlock(block + s * self.apart, 1, first + t * rows, rows)
                 )
-        for t in T.serial(m % ROW_BLOCK):
-            self.multiply_block(X, W, Y, RowBlock(block, self.streams, m - m % ROW_BLOCK + t, 1))
 
     @T.inline
     def multiply_block(self, X, W, Y, at):
