@@ -77,6 +77,14 @@ REAL_SHAPES = {
         "Llama 3.2 1B", "llama", 2048, 16, 32, 8, 64, 8192, 128_256, 500_000.0, rope_factors=True,
         more={"rope.dimension_count": 64},
     ),
+    "llama3.2-3b": RealShape(
+        "Llama 3.2 3B", "llama", 3072, 28, 24, 8, 128, 8192, 128_256, 500_000.0, rope_factors=True,
+        more={"rope.dimension_count": 128},
+    ),
+    "llama3.1-8b": RealShape(
+        "Llama 3.1 8B", "llama", 4096, 32, 32, 8, 128, 14336, 128_256, 500_000.0, tied_head=False,
+        rope_factors=True, more={"rope.dimension_count": 128},
+    ),
     "olmoe-1b-7b": RealShape(
         "OLMoE 1B active", "olmoe", 2048, 16, 16, 16, 128, 1024, 50_304, 10_000.0, tied_head=False,
         qk_norms=(2048, 2048), experts=64, experts_per_token=8,
