@@ -42,7 +42,7 @@ HALF = 8
 ROW_BLOCK = 4
 """Rows whose sums stay in registers together."""
 LEFT = (3, 2)
-"""Rows that may be left over, and are multiplied together too: drafts and small batches have them."""
+"""Rows that are left over and multiplied together too: drafts and small batches have them."""
 
 
 def quant_block_sum(sums: Expr, exact: Expr, units: Expr, scale: Expr) -> Expr:

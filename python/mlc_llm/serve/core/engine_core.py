@@ -93,9 +93,7 @@ class EngineCore:
         self._scheduler = Scheduler(runner, config)
         self._postprocessor = Postprocessor(tokenizer, longest, policy)
         self._verifier = DraftVerifier(runner, self._scheduler.pages)
-        self._speculator = make_speculator(
-            drafter, self._verifier, config, longest, runner.limits.max_num_sequence
-        )
+        self._speculator = make_speculator(drafter, self._verifier, config, longest)
         self._telemetry = Telemetry(trace, policy, clock)
         self._requests = AcceptedRequests(self._scheduler, self._telemetry, self.adapters)
         self._taker = self._row_taker()

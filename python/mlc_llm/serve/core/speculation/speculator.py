@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.config_fields import MAX_DRAFT_LENGTH, drafted_rows
+from mlc_llm.serve.config_fields import MAX_DRAFT_LENGTH
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.sequence_state import Status
 from mlc_llm.serve.core.speculation.draft_lengths import AcceptanceRate, DraftLengths
@@ -217,12 +217,10 @@ def make_speculator(
     verifier: DraftVerifier,
     config: EngineConfig,
     max_length: int,
-    sequences: int,
 ) -> Speculator | None:
     """The speculator that `config` asks for; None without a drafter.
 
     drafter: used unless `config` names a drafter of the core's own. max_length: of one sequence.
-    sequences: the most that run.
     """
     if config.speculative_mode == "prompt_lookup":
         drafter = PromptLookup()
@@ -233,5 +231,5 @@ def make_speculator(
         verifier,
         draft_length=config.spec_draft_length,
         max_length=max_length,
-        max_rows=drafted_rows(sequences),
+        max_rows=verifier.max_rows,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 
 from mlc_llm.runtime.batch import BatchRow, Runner
+from mlc_llm.serve.config_fields import drafted_rows
 from mlc_llm.serve.core.page_budget import PageBudget
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
@@ -17,6 +18,8 @@ class DraftVerifier:
     def __init__(self, runner: Runner, pages: PageBudget) -> None:
         self._runner = runner
         self._pages = pages
+        self.max_rows = drafted_rows(runner.limits.max_num_sequence)
+        """Tokens that may be chosen in a step, draft tokens included."""
 
     def draft_rooms(self, plan: StepPlan, most: abc.Sequence[int]) -> list[int]:
         """Draft tokens that fit behind each row, at most `most[i]`, whatever the others take.
