@@ -334,6 +334,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def has_fast_answers(self) -> bool:
+        """Steps that decode are not slower where all tokens are computed less exactly."""
+        ...
+
+    @property
     def ranks_are_apart(self) -> bool:
         """Each rank has a device of its own, with memory of its own; else they share that of this
         machine."""

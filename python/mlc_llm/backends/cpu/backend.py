@@ -50,6 +50,11 @@ class CpuBackend:
         return self.isa.adapter_dtype
 
     @property
+    def has_fast_answers(self) -> bool:
+        """Tiles are for many rows: a few are faster on vectors, which compute them exactly."""
+        return not self.isa.amx_tiles
+
+    @property
     def page_size(self) -> int:
         return PAGE
 

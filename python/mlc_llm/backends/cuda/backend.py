@@ -38,6 +38,7 @@ class CudaBackend:
     adapter_dtype = "float32"
     page_size = PAGE
     repeat_bytes = GRAPH_BYTES
+    has_fast_answers = True
     ranks_are_apart = True
 
     @property

@@ -31,6 +31,7 @@ class ReferenceBackend:
     adapter_dtype = "float32"
     page_size = 16
     repeat_bytes = 0
+    has_fast_answers = True
     ranks_are_apart = False
 
     @property

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlc_llm.backends.registry import choose_backend
 from mlc_llm.compiler.jit import Prepared, packed_weights, prepare
 from mlc_llm.errors import CacheError, InvalidField
 from mlc_llm.precision import PRECISIONS, Precision
@@ -51,9 +52,12 @@ _log = logging.getLogger(__name__)
 
 def with_precision(config: EngineConfig, bundle: ModelBundle) -> EngineConfig:
     """The config with a precision that is decided. Measures all of them for `auto`, if nobody has.
+    `fast` becomes `fast-prompts` where exact answers are the faster ones.
 
     Raises what `costs_of` raises, and InvalidField for `auto` with a library of the user's own.
     """
+    if config.precision == "fast" and config.model_lib is None:
+        return replace(config, precision=_fast(bundle, config.kernels))
     if config.precision != "auto":
         return replace(config, precision=config.precision or "exact")
     if config.model_lib is not None:
@@ -78,6 +82,8 @@ def costs_of(bundle: ModelBundle, kernels: str | None = None) -> list[PrecisionC
     _log.info("measuring the precisions of %s", bundle.name)
     found, reference = [], None
     for precision in PRECISIONS:
+        if precision == "fast" and not _has_fast_answers(bundle, kernels):
+            continue
         try:
             runner = create_runner(bundle, _small(precision, kernels))
         except InvalidField:  # kernels or weights without this way
@@ -90,6 +96,25 @@ def costs_of(bundle: ModelBundle, kernels: str | None = None) -> list[PrecisionC
         text = written(exact.library.name, found)
         write_file(exact.weights / COSTS_FILE, text.encode())
     return found
+
+
+def _fast(bundle: ModelBundle, kernels: str | None) -> Precision:
+    """The precision that `fast` means for a model."""
+    if _has_fast_answers(bundle, kernels):
+        return "fast"
+    _log.warning(
+        "precision 'fast' is 'fast-prompts' here: with these kernels exact answers are faster than "
+        "less exact ones"
+    )
+    return "fast-prompts"
+
+
+def _has_fast_answers(bundle: ModelBundle, kernels: str | None) -> bool:
+    """An encoder has no answers, and a model with recurrent layers cannot compute prompts alone
+    less exactly: so `fast` is what it says for both."""
+    if bundle.files is None or bundle.is_encoder or bundle.files.plan().spec.recurrent_layers:
+        return True
+    return choose_backend(kernels).has_fast_answers
 
 
 def known_costs(bundle: ModelBundle, kernels: str | None = None) -> list[PrecisionCost]:
