@@ -17,6 +17,7 @@ from mlc_llm.runtime.library import Library
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import DEFAULT_PREFILL_CHUNK
 from mlc_llm.serve.opening.bundle import open_model
+from mlc_llm.serve.opening.precision import with_precision
 from mlc_llm.serve.opening.runner import create_runner
 
 GREEDY = Sampling(temperature=0.0)
@@ -101,8 +102,9 @@ def open_runner(
     os.environ["MLC_NUM_THREADS"] = str(threads)
     if kernels is not None:
         os.environ["MLC_LLM_KERNELS"] = kernels
+    bundle = open_model(str(model))
     with opened_by(library):
-        runner = create_runner(open_model(str(model)), config)
+        runner = create_runner(bundle, with_precision(config, bundle))
     assert isinstance(runner, model_runner.ModelRunner), "an encoder"
     return runner
 

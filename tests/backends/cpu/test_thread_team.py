@@ -99,6 +99,16 @@ def test_barriers_count_on_when_their_numbers_run_over(tmp_path: Path) -> None:
     check(ThreadTeam(module).leading(module["turned"]))
 
 
+def test_threads_that_are_too_many_stay_with_the_pool(tmp_path: Path) -> None:
+    def of_one(text: str) -> str:
+        changed = text.replace("icmp ule i32 %members, 256", "icmp ule i32 %members, 1")
+        assert changed != text
+        return changed
+
+    module = linked(tmp_path, of_one)
+    check(ThreadTeam(module).leading(module["turned"]))
+
+
 def test_an_error_ends_the_step_and_the_team_is_free_again(module: tvm_ffi.Module) -> None:
     kernel, team = module["turned"], ThreadTeam(module)
 

@@ -16,7 +16,6 @@
 @__TVMBackendParallelBarrier = weak global ptr null
 @tvm_launch = internal global ptr null
 
-@most_members = internal constant i32 256
 @is_led = internal global i32 0, align 64
 @leader = internal global i64 0            ; its pthread_self(); 0: nobody
 @env = internal global %Env zeroinitializer
@@ -132,15 +131,14 @@ all:
 
 ; What each thread of TVM's pool does during a step.
 define internal i32 @member(i32 %task, ptr %env, ptr %step) {
-  %leads = icmp eq i32 %task, 0
-  br i1 %leads, label %lead, label %follow
-lead:
   %members_at = getelementptr %Env, ptr %env, i32 0, i32 1
   %members = load i32, ptr %members_at
+  %is_team = icmp ule i32 %members, 256              ; more threads stay TVM's
+  %leads = icmp eq i32 %task, 0
+  br i1 %leads, label %lead, label %other
+lead:
   store i32 %members, ptr getelementptr (%Env, ptr @env, i32 0, i32 1)
   store ptr @counters, ptr @env
-  %most = load i32, ptr @most_members
-  %is_team = icmp ule i32 %members, %most
   %self = call i64 @pthread_self()
   %leader = select i1 %is_team, i64 %self, i64 0
   store atomic i64 %leader, ptr @leader monotonic, align 8
@@ -160,6 +158,8 @@ lead:
   store ptr null, ptr getelementptr (%Posted, ptr @posted, i32 0, i32 1)
   store atomic i64 %now, ptr @posted release, align 8
   ret i32 0
+other:
+  br i1 %is_team, label %follow, label %go
 follow:
   %first = load i64, ptr @first
   %own = getelementptr [256 x %Done], ptr @done, i32 0, i32 %task
