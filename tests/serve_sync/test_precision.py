@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mlc_llm.backends.cpu.target import missing_features
+from mlc_llm.backends.registry import backend_of
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data
@@ -125,6 +127,38 @@ def test_auto_is_not_for_a_library_of_ones_own(tiny: Path) -> None:
     config = EngineConfig(precision="auto", model_lib="somewhere")
     with pytest.raises(InvalidField, match=r"precision = 'auto'.*name it"):
         precision.with_precision(config, open_model(str(tiny)))
+
+
+@pytest.mark.parametrize(
+    ("given", "has_fast_answers", "found"),
+    [
+        ({"precision": "fast"}, True, "fast"),
+        ({"precision": "fast"}, False, "fast-prompts"),  # AMX
+        ({"precision": "fast", "model_lib": "somewhere"}, False, "fast"),
+        ({"precision": "exact"}, False, "exact"),
+        ({}, False, "exact"),
+    ],
+)
+def test_fast_where_exact_answers_are_faster(
+    tiny: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    given: dict[str, Any],
+    has_fast_answers: bool,
+    found: str,
+) -> None:
+    kernels = SimpleNamespace(has_fast_answers=has_fast_answers)
+    monkeypatch.setattr(precision, "choose_backend", lambda _: kernels)
+    config = precision.with_precision(EngineConfig(**given), open_model(str(tiny)))
+    assert config.precision == found
+    assert ("precision 'fast' is 'fast-prompts' here" in caplog.text) == (found == "fast-prompts")
+
+
+def test_which_kernels_have_fast_answers() -> None:
+    assert {name: backend_of(name).has_fast_answers for name in ("amx", "vnni")} == {
+        "amx": False,
+        "vnni": True,
+    }
 
 
 def test_divergence_against_a_plain_sum() -> None:

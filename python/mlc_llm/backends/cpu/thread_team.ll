@@ -5,7 +5,7 @@
 ; is launched, and leave when there is nothing more. Whoever waits turns in a loop; after a while it
 ; lets other programs have its core each time.
 ;
-; A module has one team. One thread at a time can lead it; a second one computes with TVM's pool.
+; A module has one team of at most 256 threads. One thread at a time can lead it; a second one computes with TVM's pool.
 
 %Env = type { ptr, i32 }                   ; TVMParallelGroupEnv: counters of barriers, tasks
 %Posted = type { i64, ptr, ptr }           ; number of launches, the kernel (null: go), its data
@@ -131,17 +131,15 @@ all:
 
 ; What each thread of TVM's pool does during a step.
 define internal i32 @member(i32 %task, ptr %env, ptr %step) {
+  %leads = icmp eq i32 %task, 0
+  br i1 %leads, label %lead, label %follow
+lead:
   %members_at = getelementptr %Env, ptr %env, i32 0, i32 1
   %members = load i32, ptr %members_at
-  %is_team = icmp ule i32 %members, 256              ; more threads stay TVM's
-  %leads = icmp eq i32 %task, 0
-  br i1 %leads, label %lead, label %other
-lead:
   store i32 %members, ptr getelementptr (%Env, ptr @env, i32 0, i32 1)
   store ptr @counters, ptr @env
   %self = call i64 @pthread_self()
-  %leader = select i1 %is_team, i64 %self, i64 0
-  store atomic i64 %leader, ptr @leader monotonic, align 8
+  store atomic i64 %self, ptr @leader monotonic, align 8
   %function = load ptr, ptr %step
   %args_at = getelementptr %Step, ptr %step, i32 0, i32 1
   %args = load ptr, ptr %args_at
@@ -158,8 +156,6 @@ lead:
   store ptr null, ptr getelementptr (%Posted, ptr @posted, i32 0, i32 1)
   store atomic i64 %now, ptr @posted release, align 8
   ret i32 0
-other:
-  br i1 %is_team, label %follow, label %go
 follow:
   %first = load i64, ptr @first
   %own = getelementptr [256 x %Done], ptr @done, i32 0, i32 %task

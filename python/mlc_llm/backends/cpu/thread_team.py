@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import tvm_ffi
+
+MOST_MEMBERS = 256
+"""The file has room for so many."""
 
 
 class ThreadTeam:
@@ -21,8 +26,11 @@ class ThreadTeam:
         module["form"]()
         _teams.add(self)
 
-    def leading(self, function: tvm_ffi.Function) -> partial[object]:
-        """The same function, computed by the team; or by TVM's pool while another thread leads."""
+    def leading(self, function: tvm_ffi.Function) -> Callable[..., object]:
+        """The same function, computed by the team; or by TVM's pool while another thread leads, or
+        where threads are too many."""
+        if tvm_ffi.get_global_func("runtime.NumThreads")() > MOST_MEMBERS:
+            return cast("Callable[..., object]", function)
         return partial(self._run, function)
 
     def forget_parent(self) -> None:
