@@ -18,11 +18,10 @@ import tvm_ffi
 import tvm_ffi_orcjit
 from tvm.script import tirx as T
 
-from mlc_llm.backends.cpu import thread_team
 from mlc_llm.backends.cpu.isa import ISAS
 from mlc_llm.backends.cpu.target import target_for
 from mlc_llm.backends.cpu.team_code import compile_text, source_for
-from mlc_llm.backends.cpu.thread_team import ThreadTeam
+from mlc_llm.backends.cpu.thread_team import MOST_MEMBERS, ThreadTeam
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.kernels.cpu.launches import all_meet, one_launch
 
@@ -75,7 +74,7 @@ def check(function: Callable[..., Any], times: int = 100) -> None:
 def test_a_team_computes_what_the_pool_computes(module: tvm_ffi.Module) -> None:
     kernel = module["turned"]
     check(kernel)
-    team = ThreadTeam(module)
+    team = ThreadTeam(module, 2)
     check(team.leading(kernel))
     check(kernel)  # without a team, whose place in the module is taken
 
@@ -83,7 +82,7 @@ def test_a_team_computes_what_the_pool_computes(module: tvm_ffi.Module) -> None:
 def test_a_function_of_many_kernels_has_one_team(module: tvm_ffi.Module) -> None:
     kernel = module["turned"]
     many = tvm_ffi.convert(lambda tensor: [kernel(tensor) for _ in range(50)][-1])
-    leading, given = ThreadTeam(module).leading(many), np.zeros((2, SIZE), np.int32)
+    leading, given = ThreadTeam(module, 2).leading(many), np.zeros((2, SIZE), np.int32)
     tensor = tvm.runtime.tensor(given)
     leading(tensor)
     assert tensor.numpy()[0].tolist() == [50 * MEETINGS] * SIZE
@@ -98,20 +97,17 @@ def test_barriers_count_on_when_their_numbers_run_over(tmp_path: Path) -> None:
         return changed
 
     module = linked(tmp_path, faster)
-    check(ThreadTeam(module).leading(module["turned"]))
+    check(ThreadTeam(module, 2).leading(module["turned"]))
 
 
-def test_threads_that_are_too_many_stay_with_the_pool(
-    module: tvm_ffi.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(thread_team, "MOST_MEMBERS", 0)
-    leading = ThreadTeam(module).leading(module["turned"])
+def test_threads_that_are_too_many_stay_with_the_pool(module: tvm_ffi.Module) -> None:
+    leading = ThreadTeam(module, MOST_MEMBERS + 1).leading(module["turned"])
     assert not isinstance(leading, partial)
     check(leading)
 
 
 def test_an_error_ends_the_step_and_the_team_is_free_again(module: tvm_ffi.Module) -> None:
-    kernel, team = module["turned"], ThreadTeam(module)
+    kernel, team = module["turned"], ThreadTeam(module, 2)
 
     def fails(*given: object) -> None:
         kernel(tvm.runtime.tensor(np.zeros((2, SIZE), np.int32)))
@@ -125,13 +121,13 @@ def test_an_error_ends_the_step_and_the_team_is_free_again(module: tvm_ffi.Modul
 
 
 def test_a_function_in_a_function(module: tvm_ffi.Module) -> None:
-    kernel, team = module["turned"], ThreadTeam(module)
+    kernel, team = module["turned"], ThreadTeam(module, 2)
     inner = team.leading(kernel)
     check(team.leading(tvm_ffi.convert(inner)))
 
 
 def test_threads_at_the_same_time(module: tvm_ffi.Module) -> None:
-    leading = ThreadTeam(module).leading(module["turned"])
+    leading = ThreadTeam(module, 2).leading(module["turned"])
     done: list[bool] = []
 
     def work() -> None:
@@ -148,7 +144,7 @@ def test_threads_at_the_same_time(module: tvm_ffi.Module) -> None:
 
 def test_a_process_that_forks_during_a_step(module: tvm_ffi.Module) -> None:
     """A thread of the child may have the number of the one that leads in the parent."""
-    team = ThreadTeam(module)
+    team = ThreadTeam(module, 2)
     leading = team.leading(module["turned"])
     begun, goes_on = threading.Event(), threading.Event()
 

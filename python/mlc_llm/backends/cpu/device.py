@@ -44,10 +44,11 @@ class CpuDevice:
     def link(
         self, folder: Path, files: Sequence[str], requires: Sequence[str], ranks: int = 1
     ) -> LinkedLibrary:
-        configure_threads(ranks)
+        threads = configure_threads(ranks)
         if "amx" in requires and not amx.permitted():
             raise BrokenLibrary(f"{folder}: the system does not permit the AMX tiles that it uses")
-        return LinkedLibrary(*(folder / name for name in files))
+        bytecode, *objects = (folder / name for name in files)
+        return LinkedLibrary(bytecode, objects, threads)
 
     def zeros(self, shape: Sequence[int], dtype: str) -> tvm_ffi.Tensor:
         """A tensor of zeros. Memory is taken from the system when it is first written."""
@@ -108,8 +109,8 @@ class HostValues:
 class LinkedLibrary:
     """Functions by name, linked in memory without a compiler."""
 
-    def __init__(self, bytecode: Path, *objects: Path) -> None:
-        """Raises BrokenLibrary, MemoryError."""
+    def __init__(self, bytecode: Path, objects: Sequence[Path], threads: int) -> None:
+        """threads: that compute. Raises BrokenLibrary, MemoryError."""
         load_runtime()
         try:
             load = tvm_ffi.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")
@@ -117,7 +118,7 @@ class LinkedLibrary:
             # Plain functions, linked without the runtime of C++, for which it would ask a compiler.
             self._session = tvm_ffi_orcjit.ExecutionSession(orc_rt=None)
             code = self._session.load_module([str(one) for one in objects], cxx=os.devnull)
-            self._team = ThreadTeam(code)
+            self._team = ThreadTeam(code, threads)
             executable.import_module(code)
             # The default allocator would keep buffers for every size of step there ever was.
             self._vm = executable["vm_load_executable"]()

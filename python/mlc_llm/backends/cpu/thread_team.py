@@ -21,15 +21,16 @@ MOST_MEMBERS = 256
 class ThreadTeam:
     """That of a linked module with the functions of `thread_team.ll`."""
 
-    def __init__(self, module: tvm_ffi.Module) -> None:
-        self._run, self._forget = module["run"], module["forget"]
+    def __init__(self, module: tvm_ffi.Module, threads: int) -> None:
+        """threads: of TVM's pool. Asking TVM for them would make one for the calling thread."""
+        self._run, self._forget, self._threads = module["run"], module["forget"], threads
         module["form"]()
         _teams.add(self)
 
     def leading(self, function: tvm_ffi.Function) -> Callable[..., object]:
         """The same function, computed by the team; or by TVM's pool while another thread leads, or
         where threads are too many."""
-        if tvm_ffi.get_global_func("runtime.NumThreads")() > MOST_MEMBERS:
+        if self._threads > MOST_MEMBERS:
             return cast("Callable[..., object]", function)
         return partial(self._run, function)
 
