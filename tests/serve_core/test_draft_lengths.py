@@ -16,6 +16,7 @@ from mlc_llm.serve.config_fields import MAX_DRAFTED
 from mlc_llm.serve.core.speculation.draft_lengths import (
     FIRST_PAUSE,
     LAST_PAUSE,
+    MOST_PATIENCE,
     REFRESH,
     AcceptanceRate,
     DraftLengths,
@@ -178,3 +179,23 @@ def test_much_faster_with_a_good_one() -> None:
     assert seconds < plain / 4
     num_drafted, accepted = drafted(harness)
     assert accepted > 0.5 * num_drafted
+
+
+def test_looks_become_rare_while_they_are_in_vain_and_not_otherwise() -> None:
+    lengths = DraftLengths()
+    assert lengths.patience == 0
+    for _ in range(100):
+        lengths.found_nothing()
+    assert lengths.patience == MOST_PATIENCE
+    for more in (0, 0, 1, 1):
+        lengths.learn(1, more, flat(1 + more))
+    assert any(lengths.choose([(4, 0.98)], free))
+    assert lengths.patience == 0
+
+
+@pytest.mark.parametrize(("max_rows", "most"), [(8, 0), (10, 2), (17, 9)])
+def test_a_step_has_no_more_rows_than_there_is_memory_for(max_rows: int, most: int) -> None:
+    lengths = DraftLengths(max_rows=max_rows)
+    for more in (0, 0, 8):
+        lengths.learn(8, more, flat(8 + more))
+    assert sum(lengths.choose([(16, 0.98)] * 8, free)) == most

@@ -106,6 +106,8 @@ class Speculator:
         self._began_at, self._ran = now, None
         self.rests = self._left_out < self.lengths.patience
         self._left_out = self._left_out + 1 if self.rests else 0
+        if self.rests:  # behind an attempt that did not pay
+            self.is_drafting = False
         return not self.rests
 
     def wanted(self, plan: StepPlan) -> dict[int, int]:
