@@ -1,7 +1,7 @@
 """Threads that stay together through all kernels of a step.
 
-TVM starts its threads for each kernel, 180 times in a step of a small model. A team starts once a
-step, and its members see the next kernel at once. `thread_team.ll` is what they do.
+TVM starts its threads for each kernel, 169 times in a step of the default model. A team starts once
+a step, and its members see the next kernel at once. `thread_team.ll` is what they do.
 """
 
 from __future__ import annotations
