@@ -89,7 +89,7 @@ class Point:
             "value": self.value,
             "requests": self.done + sum(self.errors.values()),
             "errors": sum(self.errors.values()),
-            "seconds": round(self.seconds, 3),
+            "seconds": round(self.seconds, 6),
             "answers_per_s": self._per_second(self.done),
             "answer_tokens_per_s": self._per_second(self.answer_tokens, counted=True),
             "prompt_tokens_per_s": self._per_second(self.prompt_tokens, counted=True),
