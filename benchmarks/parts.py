@@ -1,6 +1,6 @@
 """Where the time of a step goes: each compiled function's share, of decode and of prompts.
 
-    python benchmarks/parts.py [--model FILE.gguf] [--prompt-precision fast] [--repeat N]
+    python benchmarks/parts.py [--model FILE.gguf] [--precision fast-prompts] [--repeat N]
 
 TVM's virtual machine calls an instrument before and after each function. Products are named by the
 shape of their weights; for decode with one stream, the bytes that they read a second are printed
@@ -147,7 +147,7 @@ def main() -> None:
         decode = partial(Streams(runner, count, 128).decode, 1)
         found = recorded(library, decode, arguments.repeat)
         report(f"decode, streams: {count}", *found, reads=count == 1)
-    prompt = prompt_step(runner, fast=precision == "fast")
+    prompt = prompt_step(runner, fast=precision != "exact")
     report(f"prompt of {PROMPT}", *recorded(library, prompt, arguments.repeat))
 
 
