@@ -22,7 +22,10 @@ CONTRACTS = {
 }
 """Plain values of `serve` that every layer of it may read."""
 
-GROUND = {"errors", "json_file", "library.page_format", "pooling", "precision", "record"}
+GROUND = {
+    *{"errors", "json_file", "library.page_format", "library.workspace_info", "pooling"},
+    *{"precision", "record"},
+}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.limits", "runtime.decode_rows"}
 CORE |= {"tokenizers", "protocol", "images", "runtime.transfer", "runtime.transfer_bytes"}
 SPECS = {f"models.{one}" for one in ("attention_spec", "image_spec", "network_spec", "spec")}
@@ -105,6 +108,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "without_torch": set(),
     "library": GROUND,
     "library.page_format": set(),
+    "library.workspace_info": {"record"},
     "protocol": GROUND,
     "tokenizers": GROUND,
     "support": GROUND,

@@ -82,8 +82,8 @@ def calls(tiny_models: TinyModels) -> Called:
     def watched(self: Library, name: str) -> Any:
         return seeing(name, usual(self, name))
 
-    def with_params(self: Library, name: str, params: Any) -> Any:
-        return seeing(name, given(self, name, params))
+    def with_params(self: Library, name: str, params: Any, tokens: int = 0) -> Any:
+        return seeing(name, given(self, name, params, tokens))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Library, "__getitem__", watched)

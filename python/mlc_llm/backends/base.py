@@ -13,10 +13,12 @@ a device does at run time stands in `device.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mlc_llm.library.page_format import KVCacheDtype
+from mlc_llm.library.workspace_info import WorkspaceInfo
 from mlc_llm.precision import Precision
 from mlc_llm.record import record
 
@@ -304,6 +306,8 @@ class Compiled:
     target: str
     requires: tuple[str, ...] = ()
     """What the code needs that the system has to permit."""
+    workspaces: Mapping[str, tuple[WorkspaceInfo, ...]] = field(default_factory=dict)
+    """See `Metadata`."""
 
 
 class Backend(Protocol):

@@ -46,6 +46,19 @@ class Repeats(Protocol):
         ...
 
 
+class Scratch(Protocol):
+    """Memory whose values mean nothing between two steps."""
+
+    @property
+    def tensor(self) -> DeviceTensor:
+        """uint8 [bytes]."""
+        ...
+
+    def give_back(self) -> None:
+        """The system gets what is large; it comes back when it is used again."""
+        ...
+
+
 class Fetched(Protocol):
     """Values of a device on their way to the host."""
 
@@ -91,6 +104,9 @@ class Device(Protocol):
 
     def zeros(self, shape: Sequence[int], dtype: str) -> DeviceTensor:
         """A tensor for KV pages and the like."""
+
+    def scratch(self, size: int) -> Scratch:
+        """Memory for what a step computes. Only what is used takes memory."""
 
     def upload(self, array: npt.NDArray[np.generic]) -> DeviceTensor:
         """A tensor of an array's values, which stays. It may be the array's own memory."""

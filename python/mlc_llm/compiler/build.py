@@ -67,6 +67,7 @@ def build_library(
         has_fast_tokens=ops.has_fast_tokens and not spec.recurrent_layers,
         is_fast=ops.is_fast,
         requires=compiled.requires,
+        workspaces=dict(compiled.workspaces),
         has_window=spec.has_sink_queries,
         ropes=len(spec.ropes),
         kv=kv,

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mlc_llm.library.page_format import block_elements, element_bytes
+from mlc_llm.library.workspace_info import WorkspaceInfo
 from mlc_llm.pooling import Pooling
 from mlc_llm.record import record
 
@@ -20,7 +21,7 @@ PARAMS_FILE = "params.bin"
 INDEX_FILE = "params.json"
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 15
+VERSION = 16
 
 
 def rope_param(index: int) -> str:
@@ -178,6 +179,8 @@ class Metadata:
     """It is for `precision="fast"`, and for nothing else."""
     requires: tuple[str, ...]
     """What the code needs that the system has to permit."""
+    workspaces: dict[str, tuple[WorkspaceInfo, ...]]
+    """Of each function that takes memory for what it computes, as arguments behind its weights."""
     has_window: bool
     """It is for a sliding window of the engine, and for nothing else."""
     ropes: int
@@ -223,6 +226,10 @@ class Metadata:
         raw["encoder"] = None if raw["encoder"] is None else _encoder(raw["encoder"])
         raw["tower"] = None if raw["tower"] is None else TowerInfo(**raw["tower"])
         raw["sight"] = None if raw["sight"] is None else _sight(raw["sight"])
+        raw["workspaces"] = {
+            name: tuple(WorkspaceInfo(**one) for one in infos)
+            for name, infos in raw["workspaces"].items()
+        }
         raw["requires"] = tuple(raw["requires"])
         raw["params"] = tuple(
             ParamInfo(p["name"], tuple(p["shape"]), p["dtype"]) for p in raw["params"]

@@ -88,7 +88,8 @@ class EncoderRunner:
         metadata, device, arrays = self.metadata, self._library.device, params_in(packed)
         assert metadata.encoder is not None
         params = ordered_params(arrays, metadata.params, device)
-        given = partial(self._library.with_params, params=params)
+        tokens = self._limits.max_batch_tokens
+        given = partial(self._library.with_params, params=params, tokens=tokens)
         self._encode = given(ENCODE)
         self._score = given(SCORE) if metadata.encoder.labels else None
         self._project = given(PROJECT) if metadata.encoder.is_projected else None

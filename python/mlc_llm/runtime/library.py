@@ -11,6 +11,7 @@ import tvm_ffi
 
 from mlc_llm.backends.registry import backend_of
 from mlc_llm.library.metadata import METADATA_FILE, BrokenLibrary, Metadata
+from mlc_llm.runtime.workspaces import Workspaces
 
 if TYPE_CHECKING:
     from mlc_llm.backends.device import DeviceTensor
@@ -50,10 +51,17 @@ class Library:
         files = list(self.metadata.sha256)
         requires, ranks = self.metadata.requires, self.metadata.shards
         self._functions = self.device.link(folder, files, requires, ranks)
+        self.workspaces = Workspaces(self.device)
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         return self._functions[name]
 
-    def with_params(self, name: str, params: Sequence[DeviceTensor]) -> Callable[..., Any]:
-        """A function that takes weights, with these weights."""
-        return self._functions.with_last(name, params)
+    def with_params(
+        self, name: str, params: Sequence[DeviceTensor], tokens: int = 0
+    ) -> Callable[..., Any]:
+        """A function that takes weights, with these weights, and with its workspaces.
+
+        tokens: of a step, at most.
+        """
+        workspaces = self.workspaces.of(self.metadata.workspaces.get(name, ()), tokens)
+        return self._functions.with_last(name, [*params, *workspaces])

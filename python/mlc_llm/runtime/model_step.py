@@ -100,16 +100,18 @@ class ModelStep:
         if self.has_all_heads and info.shards != 1:
             raise BrokenLibrary(f"it is the library of one of {info.shards} ranks")
         self._copy, self._device = library[COPY_PAGES], device
+        self._workspaces = library.workspaces
         self._staged = Staged(device)
         self._staged_apart: dict[tuple[bool, int], Staged] = {}
         """By who computes, the head or the model, and by the number of tokens."""
         arrays = params_in(packed)
         params = ordered_params(arrays, info.params, device)
-        self.forward = library.with_params(FORWARD, params)
+        tokens = limits.max_batch_tokens
+        self.forward = library.with_params(FORWARD, params, tokens)
         self._last_hidden = library.with_params(LAST_HIDDEN, params)
         self._draft_next = None
         if info.eagle_group is not None:
-            self._draft_next = library.with_params(DRAFT_NEXT, params)
+            self._draft_next = library.with_params(DRAFT_NEXT, params, tokens)
         far = None if window is None else window.far
         single = limits.context_window
         longest = single if far is None else min(single, far + 1)
@@ -138,6 +140,7 @@ class ModelStep:
 
         drafts: the EAGLE head computes, and not the model."""
         inputs, rest = self.inputs(numbers, more, self._staged_for(numbers, drafts=drafts))
+        self._workspaces.note(len(numbers.tokens))
         if self.before_compute is not None:
             self.before_compute()
         compute = self._draft_next if drafts else self.forward

@@ -31,11 +31,12 @@ def own_memory(size: int) -> mmap.mmap:
         raise MemoryError(f"{size >> 20} MiB of memory are not free") from error
 
 
-def prefer_huge(memory: mmap.mmap, start: int = 0) -> None:
-    """Ask for huge pages from a byte on, and for small ones before it. start: of a page."""
+def prefer_huge(memory: mmap.mmap, start: int = 0, end: int | None = None) -> None:
+    """Ask for huge pages from a byte on, and for small ones before it. start: of a page. end: where
+    they end; None: with the memory."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return
     with suppress(OSError):  # a system without them
         if start:
             memory.madvise(mmap.MADV_NOHUGEPAGE, 0, start)
-        memory.madvise(mmap.MADV_HUGEPAGE, start)
+        memory.madvise(mmap.MADV_HUGEPAGE, start, (len(memory) if end is None else end) - start)

@@ -8,9 +8,18 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from mlc_llm.backends.cpu.memory import HUGE_PAGE, POOL, SMALL_START, Pool, growing, zeroed
+from mlc_llm.backends.cpu.memory import (
+    HUGE_PAGE,
+    POOL,
+    SMALL_START,
+    HostScratch,
+    Pool,
+    growing,
+    zeroed,
+)
 from mlc_llm.errors import CacheError
 from mlc_llm.library.metadata import INDEX_FILE, PARAMS_FILE
 from mlc_llm.loader.gguf import GGUFFile
@@ -45,6 +54,37 @@ def test_only_the_start_is_in_small_pages() -> None:
     assert "nh" in advice(start) and "nh" in advice(start + SMALL_START - 1)
     assert "hg" in advice(start + len(memory) - 1)
     assert "hg" in advice(zeroed(HUGE_PAGE).ctypes.data)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux says how memory is mapped")
+def test_no_huge_page_reaches_over_the_end_of_scratch() -> None:
+    memory = np.from_dlpack(HostScratch(SMALL_START + 2 * HUGE_PAGE + 5).tensor)
+    start = memory.ctypes.data
+    if "hg" not in advice(start + SMALL_START):
+        pytest.skip("the system has no huge pages")
+    assert "hg" not in advice(start)
+    assert "hg" in advice(start + SMALL_START + 2 * HUGE_PAGE - 1)
+    assert "hg" not in advice(start + len(memory) - 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux says what is resident")
+@pytest.mark.parametrize("size", [0, SMALL_START, SMALL_START + HUGE_PAGE - 1, 8 * HUGE_PAGE])
+def test_large_scratch_is_given_back(size: int) -> None:
+    scratch = HostScratch(size)
+    memory = np.from_dlpack(scratch.tensor)
+    memory[:] = 1
+    large, before = max(size - SMALL_START, 0) // HUGE_PAGE * HUGE_PAGE, resident()
+    scratch.give_back()
+    assert before - resident() == large
+    assert memory[:SMALL_START].all()
+    memory[:] = 2
+    assert memory.shape == (size,) and (memory == 2).all()
+
+
+def resident() -> int:
+    """Bytes of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def advice(address: int) -> list[str]:

@@ -11,6 +11,7 @@ from tvm import relax
 from mlc_llm.backends.base import Compiled
 from mlc_llm.backends.cpu.overwrites import check_overwrites
 from mlc_llm.backends.cpu.team_code import compile_team
+from mlc_llm.backends.cpu.workspace import IntoWorkspaces
 from mlc_llm.backends.needless_calls import WithoutNeedlessCalls
 
 BYTECODE_FILE = "vm.bin"
@@ -21,7 +22,7 @@ NEEDLESS = ("s_tir.CompactBufferAllocation",)
 use."""
 
 
-def pipeline() -> tvm.transform.Pass:
+def pipeline(workspaces: IntoWorkspaces) -> tvm.transform.Pass:
     """The passes of `relax.build`, without CUDA graphs, and without `KillAfterLastUse`.
 
     That one adds a VM call for each value that is used no more: a fourth of all calls of a step.
@@ -39,6 +40,7 @@ def pipeline() -> tvm.transform.Pass:
             change.RemovePurityChecking(),
             change.CallTIRRewrite(),
             change.StaticPlanBlockMemory(),
+            workspaces,
             change.LowerAllocTensor(),
             change.CanonicalizeBindings(),  # `KillAfterLastUse` begins with it: no copies
             change.LowerRuntimeBuiltin(),
@@ -59,10 +61,12 @@ def compile_module(
 ) -> Compiled:
     """Writes the files into `folder`, which exists. without: passes of TVM that are left out."""
     check_overwrites(module)
+    workspaces = IntoWorkspaces()
     with tvm.transform.PassContext(disabled_pass=list(without)):
-        executable = relax.build(module, target=target, relax_pipeline=pipeline())
+        executable = relax.build(module, target=target, relax_pipeline=pipeline(workspaces))
     executable.mod.write_to_file(str(folder / BYTECODE_FILE))
     (kernels,) = (m for m in executable.mod.imports if m.kind == "llvm")
     kernels.write_to_file(str(folder / KERNELS_FILE))
     compile_team(target, folder / TEAM_FILE)
-    return Compiled((BYTECODE_FILE, KERNELS_FILE, TEAM_FILE), str(target), requires)
+    files = BYTECODE_FILE, KERNELS_FILE, TEAM_FILE
+    return Compiled(files, str(target), requires, workspaces.found)

@@ -17,7 +17,7 @@ from tvm_ffi.libinfo import load_lib_ctypes
 
 from mlc_llm.backends.closures import closure
 from mlc_llm.backends.cpu import amx
-from mlc_llm.backends.cpu.memory import HUGE_PAGE, Pool, growing, zeroed
+from mlc_llm.backends.cpu.memory import HUGE_PAGE, HostScratch, Pool, growing, zeroed
 from mlc_llm.backends.cpu.rank_sums import SharedSums
 from mlc_llm.backends.cpu.staging import ALIGNMENT, HostStaging
 from mlc_llm.backends.cpu.thread_team import ThreadTeam
@@ -55,6 +55,9 @@ class CpuDevice:
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         memory = self._pool.take(size) if size < HUGE_PAGE else growing(size)
         return tvm_ffi.from_dlpack(memory.view(dtype).reshape(shape))
+
+    def scratch(self, size: int) -> HostScratch:
+        return HostScratch(size)
 
     def upload(self, array: npt.NDArray[Any]) -> tvm_ffi.Tensor:
         """A tensor over the array's own memory if compiled code can read it, or over a copy."""

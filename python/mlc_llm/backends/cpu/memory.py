@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tvm_ffi
 
 from mlc_llm.support.huge_memory import huge_memory, own_memory, prefer_huge
 
@@ -35,11 +37,36 @@ def growing(size: int) -> npt.NDArray[Any]:
     """
     if size <= SMALL_START:
         return zeroed(size)
-    memory = own_memory(size + HUGE_PAGE)
-    whole = np.frombuffer(memory, np.uint8)
-    start = -(whole.ctypes.data + SMALL_START) % HUGE_PAGE
+    memory, whole, start = _with_small_start(size)
     prefer_huge(memory, start + SMALL_START)
     return whole[start : start + size]
+
+
+def _with_small_start(size: int) -> tuple[mmap.mmap, npt.NDArray[np.uint8], int]:
+    """Memory, and a place in it with room for `size` bytes. SMALL_START bytes behind the place, a
+    huge page begins."""
+    memory = own_memory(size + HUGE_PAGE)
+    whole = np.frombuffer(memory, np.uint8)
+    return memory, whole, -(whole.ctypes.data + SMALL_START) % HUGE_PAGE
+
+
+class HostScratch:
+    """See `backends.device.Scratch`. It is as `growing`, but no huge page reaches over the end:
+    a long prompt writes to the very end of it."""
+
+    def __init__(self, size: int) -> None:
+        self._memory, whole, start = _with_small_start(size)
+        self.tensor = tvm_ffi.from_dlpack(whole[start : start + size])
+        self._large = start + SMALL_START, max(size - SMALL_START, 0) // HUGE_PAGE * HUGE_PAGE
+        """Where huge pages begin, and their bytes."""
+        first, length = self._large
+        if length:
+            prefer_huge(self._memory, first, first + length)
+
+    def give_back(self) -> None:
+        first, length = self._large
+        if length and hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED, first, length)
 
 
 class Pool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from mlc_llm.backends.cuda.runtime import ON_DEVICE, TO_HOST, load_cuda
 from mlc_llm.backends.cuda.staging import PinnedStaging, Ring, current_stream
 from mlc_llm.backends.cuda.tensors import gpu_tensor, size_of
 from mlc_llm.backends.ranks.meeting import Meeting
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.device import Scratch
 
 CHUNK = 8 << 20
 """Bytes of an array that are copied at once."""
@@ -47,6 +50,9 @@ class CudaDevice:
         if size := size_of(tensor):
             self._runtime.fill(tensor.data_ptr(), size, current_stream())
         return tensor
+
+    def scratch(self, size: int) -> Scratch:
+        raise AssertionError("libraries for GPUs take no workspaces")
 
     def upload(self, array: npt.NDArray[Any]) -> tvm_ffi.Tensor:
         """A tensor of an array's values, copied in chunks: the array may be a mapped file."""
