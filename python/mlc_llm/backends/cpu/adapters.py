@@ -28,9 +28,9 @@ class Adapted:
         """None: no adapter changes the matrix."""
         return next((inputs for one, inputs in self._matrices if one is matrix), None)
 
-    def asks(self, inputs: AdapterInputs, fmt: WeightFormat) -> Factors | None:
-        """What the product of the matrix asks for."""
-        if not can_ask(fmt, self._isa):
+    def asks(self, inputs: AdapterInputs, fmt: WeightFormat, *, fast: bool) -> Factors | None:
+        """What the product of the matrix asks for. fast: it has fast rows."""
+        if not can_ask(fmt, self._isa, fast=fast):
             return None
         return Factors(int(inputs.down.shape[3]), inputs.widths, self._isa.adapter_dtype)
 

@@ -11,7 +11,7 @@ from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.kernels.cpu.activation import Source, floats, quantize, quantized_width
-from mlc_llm.kernels.cpu.bf16 import prepare_fast
+from mlc_llm.kernels.cpu.bf16 import prepare_fast, prepare_fast_integers
 from mlc_llm.kernels.cpu.matmul import can_quantize
 from mlc_llm.kernels.cpu.quant_blocks import quantize_blocks, row_width
 
@@ -52,7 +52,7 @@ class Input:
         the last of these tensors, for itself and all that read it later: None if it is made
         already, or by a kernel of its own. fast: the number of fast tokens."""
         key = _way(matrix, fast)
-        if key in self._prepared or not can_quantize(matrix.fmt, isa):
+        if key in self._prepared or not can_quantize(matrix.fmt, isa, fast=fast is not None):
             return [self.read_by(matrix, isa, scratch, fast)], None
         out = self._quantised(matrix)
         self._prepared[key] = scratch.tensor(out.shape, out.dtype)
@@ -96,6 +96,10 @@ class Input:
                 kernel = prepare_fast(kind, k, isa, eps)
                 return scratch.call(kernel, f"{kind}_{k}_fast", [*args, fast], out)
             return scratch.call(quantize_blocks(kind, k, isa, eps), f"{kind}_{k}_blocks", args, out)
+        if fast is not None and isa.amx_tiles:
+            kernel = prepare_fast_integers(kind, k, group, isa, eps)
+            name = f"{kind}_{k}g{group}_fast"
+            return scratch.call(kernel, name, [*args, fast], self._quantised(matrix))
         kernel = quantize(kind, k, group, isa, eps)
         return scratch.call(kernel, f"{kind}_{k}g{group}", args, self._quantised(matrix))
 

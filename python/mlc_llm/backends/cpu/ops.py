@@ -197,10 +197,12 @@ class CpuOps(AttentionOps, PlainRows):
         fast = self._fast_tokens if matrix.is_fast else None
         args, source = self._read(given, matrix, fast)
         add = add_to is not None
-        asks = None if inputs is None else self._adapted.asks(inputs, matrix.fmt)
+        has_fast, asks = fast is not None, None
+        if inputs is not None:
+            asks = self._adapted.asks(inputs, matrix.fmt, fast=has_fast)
         kernel = matmul(
             matrix.rows, matrix.columns, matrix.fmt, self._isa,
-            accumulate=add, fast=fast is not None, asks=asks, source=source,
+            accumulate=add, fast=has_fast, asks=asks, source=source,
         )  # fmt: skip
         args += [matrix.packed, *([] if fast is None else [fast])]
         if inputs is not None and asks is not None:

@@ -3,11 +3,13 @@
     for row in rows of X:                             parallel, unless they are few
       v = what the kind makes of the row              `row_kinds.py`
       Y[row] = v as bfloat16                          row < fast_rows[0]
-      Y[row] = v quantised (`quant_blocks.py`)        the other rows
+      Y[row] = v quantised                            the other rows: for fixed-point weights as in
+                                                      `quant_blocks.py`, else as in `activation.py`
 
 X, weight and bias: see `row_kinds.py`
 fast_rows  int32 [1]                   number of the first rows that are fast
-Y          int32 [m, row_width(k)]     of a fast row k/2 words are used
+Y          int32 [m, row_width(k)], or [m, k/group, group/2 + 6]; of a fast row the first k/2 words
+           are used
 
 Word i of a group holds columns i and i + 16 of it, because the nibbles of a word of weights come
 out two at a time in this order.
@@ -15,6 +17,7 @@ out two at a time in this order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import tvm
@@ -22,7 +25,8 @@ from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.arguments import without
-from mlc_llm.kernels.cpu.activation import each_row
+from mlc_llm.kernels.cpu import activation
+from mlc_llm.kernels.cpu.activation import each_row, quantized_width
 from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
 from mlc_llm.kernels.cpu.quant_blocks import GROUP, QuantizedRows, row_width
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
@@ -37,15 +41,7 @@ L = GROUP // 2
 def prepare_fast(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
     """Kernel of (X, weight, bias, fast_rows, Y); kind and eps as in `activation.quantize`."""
     width, exact = input_width(kind, k), QuantizedRows(kind, k, isa)
-
-    @T.inline
-    def round_row(given, Y, row, inv):
-        """Writes a fast row."""
-        for g in T.serial(k // GROUP):
-            Y[row, lanes_at(g * L, L)] = round_pair(
-                load(kind, given, row, g * GROUP, k, inv, L),
-                load(kind, given, row, g * GROUP + L, k, inv, L),
-            )
+    round_row = _rounding(kind, k)
 
     @T.inline
     def one_row(given, fast_rows, Y, row):
@@ -75,6 +71,60 @@ def prepare_fast(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.Prim
             each_row(one_row, m, Given(X, N, BIAS), fast_rows, Y)
 
     return without(prepare_fast_and_exact, *KINDS[kind].unread)
+
+
+@cache
+def prepare_fast_integers(
+    kind: str, k: int, group: int, isa: Isa, eps: float = 0.0
+) -> tvm.tirx.PrimFunc:
+    """The same for products of packed integers."""
+    width, groups, words = input_width(kind, k), k // group, quantized_width(group)
+    exact, round_row = activation.QuantizedRows(kind, k, group, isa, eps), _rounding(kind, k)
+
+    @T.inline
+    def one_row(given, fast_rows, Y, whole, row):
+        """Rounds or quantises a row."""
+        if row < fast_rows[0]:
+            inv = T.alloc_buffer((KINDS[kind].statistics,), "float32")
+            find_statistics(kind, given.x, row, k, eps, inv)
+            round_row(given, whole, row, inv)
+        else:
+            exact.quantize(given, Y, row)
+
+    @T.prim_func(private=True, s_tir=True)
+    def prepare_fast_and_exact(
+        x: T.handle,
+        weight: T.handle,
+        bias: T.handle,
+        fast_rows: T.Buffer((1,), "int32"),
+        y: T.handle,
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        X = T.match_buffer(x, (m, width), "float32")
+        N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
+        BIAS = T.match_buffer(bias, (k,), "float32")
+        Y = T.match_buffer(y, (m, groups, words), "int32")
+        with T.sblock("root"):
+            whole = T.decl_buffer((m, groups * words), "int32", data=Y.data, elem_offset=0)
+            each_row(one_row, m, Given(X, N, BIAS), fast_rows, Y, whole)
+
+    return without(prepare_fast_and_exact, *KINDS[kind].unread)
+
+
+def _rounding(kind: str, k: int) -> Callable[..., None]:
+    """Statements that write a fast row."""
+
+    @T.inline
+    def round_row(given, Y, row, inv):
+        for g in T.serial(k // GROUP):
+            Y[row, lanes_at(g * L, L)] = round_pair(
+                load(kind, given, row, g * GROUP, k, inv, L),
+                load(kind, given, row, g * GROUP + L, k, inv, L),
+            )
+
+    written: Callable[..., None] = round_row
+    return written
 
 
 def round_pair(low: Expr, high: Expr) -> Expr:

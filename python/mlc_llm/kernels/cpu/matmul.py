@@ -3,7 +3,7 @@
                         integer weights            fixed-point weights     float16, float32 weights
 integers on vectors     `integer_matmul.py`        -                       `float_matmul.py`
 AMX                     `integer_matmul.py`        `fixed_point.py`        `float_matmul.py`
-AMX, fast               `integer_matmul.py`        `amx_fast.py`           -
+AMX, fast               `amx_fast_integer.py`      `amx_fast.py`           -
 portable                `float_matmul.py`          -                       `float_matmul.py`
 
 X  activations, prepared as the kernel reads them: `activation.py`, `quant_blocks.py`, `bf16.py`
@@ -25,6 +25,7 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.activation import Source
 from mlc_llm.kernels.cpu.adapter_asks import Factors
 from mlc_llm.kernels.cpu.amx_fast import fast_fixed_point_matmul
+from mlc_llm.kernels.cpu.amx_fast_integer import fast_integer_matmul
 from mlc_llm.kernels.cpu.fixed_point import fixed_point_matmul
 from mlc_llm.kernels.cpu.float_matmul import dequantised_matmul, float_matmul
 from mlc_llm.kernels.cpu.integer_matmul import integer_matmul
@@ -32,17 +33,20 @@ from mlc_llm.kernels.cpu.integer_matmul import integer_matmul
 
 def has_fast_rows(fmt: WeightFormat, isa: Isa) -> bool:
     """Whether there is a faster product: in bfloat16 on AMX tiles, or of the high plane alone."""
-    return isa.fast if fmt.is_fixed_point else isa.planes == 2 and not fmt.reads_floats
+    if isa.amx_tiles:
+        return isa.fast and not fmt.reads_floats
+    return isa.planes == 2 and not fmt.reads_floats
 
 
-def can_quantize(fmt: WeightFormat, isa: Isa) -> bool:
+def can_quantize(fmt: WeightFormat, isa: Isa, *, fast: bool = False) -> bool:
     """Whether the product can quantise its input itself."""
-    return isa.integer and not (fmt.is_float or fmt.is_fixed_point or fmt.reads_floats)
+    on_tiles = fmt.is_fixed_point or (fast and isa.amx_tiles)
+    return isa.integer and not (fmt.is_float or on_tiles or fmt.reads_floats)
 
 
-def can_ask(fmt: WeightFormat, isa: Isa) -> bool:
+def can_ask(fmt: WeightFormat, isa: Isa, *, fast: bool = False) -> bool:
     """Whether the product can ask the memory for the factors of adapters."""
-    return can_quantize(fmt, isa)
+    return can_quantize(fmt, isa, fast=fast)
 
 
 @cache
@@ -69,8 +73,8 @@ def matmul(
     and the memory is asked for them (`adapter_asks.py`).
     """
     assert has_fast_rows(fmt, isa) or not fast
-    assert can_ask(fmt, isa) or asks is None
-    assert can_quantize(fmt, isa) or source is None
+    assert can_ask(fmt, isa, fast=fast) or asks is None
+    assert can_quantize(fmt, isa, fast=fast) or source is None
     if fmt.is_float:
         return float_matmul(n, k, fmt, isa, accumulate)
     if fmt.is_fixed_point:
@@ -78,4 +82,6 @@ def matmul(
         return make(n, k, fmt, isa, accumulate=accumulate)
     if fmt.reads_floats or not isa.integer:
         return dequantised_matmul(n, k, fmt, isa, accumulate)
+    if fast and isa.amx_tiles:
+        return fast_integer_matmul(n, k, fmt, isa, accumulate=accumulate)
     return integer_matmul(n, k, fmt, isa, accumulate, fast=fast, asks=asks, source=source)

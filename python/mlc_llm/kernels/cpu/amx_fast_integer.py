@@ -1,0 +1,102 @@
+"""Fast products with packed integers as weights: bfloat16 on AMX tiles (`amx_fast_product.py`).
+
+    rows below fast_rows[0]:  Y = X * bfloat16(W)
+    the other rows:           as in `integer_matmul.py`
+
+X          int32 [m, k/group, group/2 + 6]  activations (`bf16.prepare_fast_integers`)
+W          int32 [n/32, spans, stride]      packed weights (`backends/cpu/formats.py`)
+fast_rows  int32 [1]                        number of the first rows that are fast
+Y          float32 [m, n]                   the result
+
+A fast row's bits do not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm.script import tirx as T
+
+from mlc_llm.backends.cpu.formats import WeightFormat, tensor_shape
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.activation import quantized_width
+from mlc_llm.kernels.cpu.amx_blocking import VECTORS, Place
+from mlc_llm.kernels.cpu.amx_fast_product import FastProduct
+from mlc_llm.kernels.cpu.amx_pipeline import Buffers, L, Pipeline
+from mlc_llm.kernels.cpu.bf16 import round_pair
+from mlc_llm.kernels.cpu.float_matmul import DequantisedProduct
+from mlc_llm.kernels.cpu.integer_matmul import IntegerProduct
+from mlc_llm.kernels.cpu.quant_blocks import GROUP
+from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
+from mlc_llm.kernels.types import Buffer, Expr, Index
+
+PARTS = 4
+"""Parts in which `fill` makes the tiles of 32 columns, one behind each product of a step."""
+
+
+def fast_integer_matmul(
+    n: int, k: int, fmt: WeightFormat, isa: Isa, *, accumulate: bool
+) -> tvm.tirx.PrimFunc:
+    """Kernel as `matmul.matmul` describes it for fast rows."""
+    groups, width = k // fmt.group, quantized_width(fmt.group)
+    fast = Pipeline(n, IntegerTiles(n, k, fmt, isa, accumulate))
+    exact, (shape, _) = IntegerProduct(n, k, fmt, isa, accumulate), tensor_shape(fmt, n, k)
+
+    @T.prim_func(private=True, s_tir=True)
+    def fast_and_exact_product(
+        x: T.handle, W: T.Buffer(shape, "int32"), fast_rows: T.Buffer((1,), "int32"), y: T.handle
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        X = T.match_buffer(x, (m, groups, width), "int32")
+        Y = T.match_buffer(y, (m, n), "float32")
+        with T.sblock("root"):
+            first: T.let[T.int32] = fast_rows[0]
+            words = T.decl_buffer((m, groups * width), "int32", data=X.data, elem_offset=0)
+            if first > 0:
+                fast.multiply(words, W, Y, first)
+            if m > first:
+                exact.share(X, W, Y, first, m - first, isa.planes, None)
+            exact.unpack(X, W, Y, first, m - first, isa.planes)
+
+    return fast_and_exact_product
+
+
+class IntegerTiles(FastProduct):
+    """Weights are unpacked with their scales, so a sum is a result."""
+
+    def __init__(self, n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> None:
+        row_words = k // fmt.group * quantized_width(fmt.group)
+        super().__init__(n, k, row_words, accumulate)
+        self.fmt, self.values = fmt, DequantisedProduct(n, k, fmt, isa, accumulate)
+        self.quads, self.joined = fmt.group // 4, GROUP // fmt.group
+
+    def counted(self, sums: Expr, buffers: Buffers, place: Place, v: Index) -> Expr:
+        return sums
+
+    @T.inline
+    def fill(self, W, B, side, place, group, part):
+        """Four rows of both tiles."""
+        whole: T.let[T.int32] = place.k_block * self.k_block_groups + group
+        for v in T.unroll(VECTORS):
+            for i in T.unroll(GROUP // 2 // PARTS):
+                B[side, group, v, self.row(part, i), lanes_at(0, L)] = round_pair(
+                    self.value(W, place.block, whole, v, self.row(part, i)),
+                    self.value(W, place.block, whole, v, self.row(part, i) + GROUP // 2),
+                )
+
+    def row(self, part: Index, i: Index) -> Index:
+        """Row i of those of a part: rows of a part share the words of weights."""
+        quads = self.quads // PARTS
+        return i // quads * self.quads + part * quads + i % quads
+
+    def value(self, W: Buffer, block: Index, whole: Index, v: Index, column: Index) -> Expr:
+        """float32 weights of a column of 32 columns, with their scale."""
+        group = whole * self.joined + column // self.fmt.group
+        byte, quad = column % self.fmt.group // self.quads, column % self.quads
+        return self.values.value(
+            weight_words(self.fmt, W, block, group, v * L, L),
+            scale_at(self.fmt, W, block, group, v, L),
+            minimum_at(self.fmt, W, block, group, v, L),
+            *(quad % self.fmt.low_words, quad // self.fmt.low_words, byte),
+        )

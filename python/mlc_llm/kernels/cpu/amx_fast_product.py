@@ -1,0 +1,100 @@
+"""Products in bfloat16 on AMX tiles (`amx_pipeline.py`): what formats of weights share.
+
+    C = X * bfloat16(W)                    for each k block
+    Y = sum of C over k blocks, in their order
+
+X  int32 [m, words]                    rows as bfloat16 (`bf16.py`)
+B  int32 [2, groups, 2, 16, 16]        tiles of the first, then of the second 16 rows of W
+C  float32 [4, 16, 16]                 two tiles of rows times two of weights
+
+A row block is 32 rows, a weight block a column block and up to 18 groups, a step a group of 32
+columns. Row i of a tile of weights holds columns i and i + 16 of the group, as words of X do.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from tvm.script import tirx as T
+
+from mlc_llm.backends.cpu.formats import BLOCK
+from mlc_llm.kernels.cpu import amx
+from mlc_llm.kernels.cpu.amx import ROWS
+from mlc_llm.kernels.cpu.amx_blocking import VECTORS, Blocking, Place
+from mlc_llm.kernels.cpu.amx_pipeline import AmxProduct, Buffers, L
+from mlc_llm.kernels.cpu.quant_blocks import GROUP
+from mlc_llm.kernels.cpu.row_block import put
+from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at
+from mlc_llm.kernels.types import Expr, Index
+
+MOST_GROUPS = 18
+"""Groups of a k block, at most: their weights lie in the first cache."""
+WHOLE = 1024
+"""Columns up to which the rows of a usual prompt stay in the second cache."""
+MOST_BLOCKS = 8
+"""Column blocks that a k block of longer rows meets before the next one, at most."""
+
+
+class FastProduct(AmxProduct):
+    """See `AmxProduct`. A format says how `fill` unpacks it, and what a sum counts."""
+
+    def __init__(self, n: int, k: int, row_words: int, accumulate: bool) -> None:
+        self.accumulate, groups = accumulate, k // GROUP
+        self.k_block_groups = -(-groups // -(-groups // MOST_GROUPS))
+        self.k_blocks = -(-groups // self.k_block_groups)
+        self.blocking = Blocking(
+            groups=groups,
+            k_block_groups=self.k_block_groups,
+            step_groups=1,
+            row_tiles=2,
+            vectors=VECTORS,
+            sums=4,
+            dtype="float32",
+            row_words=row_words,
+            task_blocks=_blocks_together(n // BLOCK) if k > WHOLE else 1,
+        )
+
+    @abstractmethod
+    def counted(self, sums: Expr, buffers: Buffers, place: Place, v: Index) -> Expr:
+        """Vector v of whole sums as results."""
+
+    def multiply(self, x: Index, w: Index) -> Expr:
+        """X tiles are 16 rows each, W tiles 16 rows of weights each."""
+        return amx.multiply_floats(amx.SUMS + 2 * x + w, amx.X_TILES + x, amx.W_TILES + w)
+
+    def first_word(self, k_block: Index, step: Index, x: Index) -> Index:
+        """Both tiles have the same columns."""
+        return (k_block * self.k_block_groups + step) * (GROUP // 2)
+
+    @T.inline
+    def finish_row(self, buffers, place, row, partial, r):
+        """Row r of the row block: row r % 16 of two tiles of sums."""
+        if place.k_block % self.k_blocks < self.k_blocks - 1:
+            for v in T.unroll(VECTORS):
+                buffers.F[partial, r, v, lanes_at(0, L)] = self.added(
+                    buffers, place.k_block, partial, r, v
+                )
+        else:
+            for v in T.unroll(VECTORS):
+                put(
+                    *(buffers.Y, row, place.column + v * L),
+                    self.counted(
+                        self.added(buffers, place.k_block, partial, r, v), buffers, place, v
+                    ),
+                    *(L, self.accumulate),
+                )
+
+    def added(self, buffers: Buffers, k_block: Index, partial: Index, r: Index, v: Index) -> Expr:
+        """Vector v of row r of C plus that of F."""
+        sums = buffers.C[r // ROWS * 2 + v, r % ROWS, lanes_at(0, L)]
+        if self.k_blocks == 1:
+            return sums
+        so_far = buffers.F[partial, r, v, lanes_at(0, L)]
+        return sums + T.Select(k_block == 0, fsplat(0.0, L), so_far)
+
+
+def _blocks_together(blocks: int) -> int:
+    """Column blocks of a task: as many as can be, and an even number of tasks if that can be."""
+    fitting = [b for b in range(1, MOST_BLOCKS + 1) if blocks % b == 0]
+    even = [b for b in fitting if blocks // b % 2 == 0]
+    return max(even or fitting)
