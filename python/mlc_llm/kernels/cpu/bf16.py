@@ -17,6 +17,7 @@ out two at a time in this order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 
@@ -39,57 +40,52 @@ L = GROUP // 2
 
 @cache
 def prepare_fast(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
-    """Kernel of (X, weight, bias, fast_rows, Y); kind and eps as in `activation.quantize`."""
-    width, exact = input_width(kind, k), QuantizedRows(kind, k, isa)
-    round_row = _rounding(kind, k)
+    """Kernel of (X, weight, bias, fast_rows, Y) for weights in fixed point; kind and eps as in
+    `activation.quantize`."""
+    rows = QuantizedRows(kind, k, isa)
 
     @T.inline
-    def one_row(given, fast_rows, Y, row):
-        """Rounds or quantises a row."""
+    def quantize(given, Y, row):
         inv = T.alloc_buffer((KINDS[kind].statistics,), "float32")
         find_statistics(kind, given.x, row, k, eps, inv)
-        if row < fast_rows[0]:
-            round_row(given, Y, row, inv)
-        else:
-            exact.quantize(given, Y, row, inv)
+        rows.quantize(given, Y, row, inv)
 
-    @T.prim_func(private=True, s_tir=True)
-    def prepare_fast_and_exact(
-        x: T.handle,
-        weight: T.handle,
-        bias: T.handle,
-        fast_rows: T.Buffer((1,), "int32"),
-        y: T.handle,
-    ):
-        T.func_attr(SCHEDULED)
-        m = T.int32()
-        X = T.match_buffer(x, (m, width), "float32")
-        N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
-        BIAS = T.match_buffer(bias, (k,), "float32")
-        Y = T.match_buffer(y, (m, row_width(k)), "int32")
-        with T.sblock("root"):
-            each_row(one_row, m, Given(X, N, BIAS), fast_rows, Y)
-
-    return without(prepare_fast_and_exact, *KINDS[kind].unread)
+    return _prepared(kind, k, eps, (row_width(k),), quantize)
 
 
 @cache
 def prepare_fast_integers(
     kind: str, k: int, group: int, isa: Isa, eps: float = 0.0
 ) -> tvm.tirx.PrimFunc:
-    """The same for products of packed integers."""
-    width, groups, words = input_width(kind, k), k // group, quantized_width(group)
-    exact, round_row = activation.QuantizedRows(kind, k, group, isa, eps), _rounding(kind, k)
+    """The same for packed integers."""
+    rows = activation.QuantizedRows(kind, k, group, isa, eps)
+    return _prepared(kind, k, eps, (k // group, quantized_width(group)), rows.quantize)
+
+
+def _prepared(
+    kind: str, k: int, eps: float, inner: tuple[int, ...], quantize: Callable[..., None]
+) -> tvm.tirx.PrimFunc:
+    """inner: the shape of a row of Y. quantize: statements that write an exact row."""
+    width = input_width(kind, k)
 
     @T.inline
-    def one_row(given, fast_rows, Y, whole, row):
+    def round_row(given, words, row):
+        """Writes a fast row."""
+        inv = T.alloc_buffer((KINDS[kind].statistics,), "float32")
+        find_statistics(kind, given.x, row, k, eps, inv)
+        for g in T.serial(k // GROUP):
+            words[row, lanes_at(g * L, L)] = round_pair(
+                load(kind, given, row, g * GROUP, k, inv, L),
+                load(kind, given, row, g * GROUP + L, k, inv, L),
+            )
+
+    @T.inline
+    def one_row(given, fast_rows, Y, words, row):
         """Rounds or quantises a row."""
         if row < fast_rows[0]:
-            inv = T.alloc_buffer((KINDS[kind].statistics,), "float32")
-            find_statistics(kind, given.x, row, k, eps, inv)
-            round_row(given, whole, row, inv)
+            round_row(given, words, row)
         else:
-            exact.quantize(given, Y, row)
+            quantize(given, Y, row)
 
     @T.prim_func(private=True, s_tir=True)
     def prepare_fast_and_exact(
@@ -104,27 +100,12 @@ def prepare_fast_integers(
         X = T.match_buffer(x, (m, width), "float32")
         N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
         BIAS = T.match_buffer(bias, (k,), "float32")
-        Y = T.match_buffer(y, (m, groups, words), "int32")
+        Y = T.match_buffer(y, (m, *inner), "int32")
         with T.sblock("root"):
-            whole = T.decl_buffer((m, groups * words), "int32", data=Y.data, elem_offset=0)
-            each_row(one_row, m, Given(X, N, BIAS), fast_rows, Y, whole)
+            words = T.decl_buffer((m, math.prod(inner)), "int32", data=Y.data, elem_offset=0)
+            each_row(one_row, m, Given(X, N, BIAS), fast_rows, Y, words)
 
     return without(prepare_fast_and_exact, *KINDS[kind].unread)
-
-
-def _rounding(kind: str, k: int) -> Callable[..., None]:
-    """Statements that write a fast row."""
-
-    @T.inline
-    def round_row(given, Y, row, inv):
-        for g in T.serial(k // GROUP):
-            Y[row, lanes_at(g * L, L)] = round_pair(
-                load(kind, given, row, g * GROUP, k, inv, L),
-                load(kind, given, row, g * GROUP + L, k, inv, L),
-            )
-
-    written: Callable[..., None] = round_row
-    return written
 
 
 def round_pair(low: Expr, high: Expr) -> Expr:
