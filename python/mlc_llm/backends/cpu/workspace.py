@@ -18,7 +18,7 @@ from mlc_llm.library.workspace_info import WorkspaceInfo
 _STORAGE, _TENSOR = (
     tvm.ir.Op.get(f"relax.memory.{name}") for name in ("alloc_storage", "alloc_tensor")
 )
-_, ROWS = COUNTS = ("m", "s")
+TOKENS, ROWS = "m", "s"
 """Names of the sizes that a step's tokens bound (`library/signatures.py`). What has another size
 stays the virtual machine's."""
 
@@ -95,10 +95,10 @@ def _takes_weights(function: relax.Function) -> bool:
 
 
 def _info(storage: relax.Call) -> WorkspaceInfo | None:
-    """None if its size does not grow with one of COUNTS alone."""
+    """None if its size does not grow with tokens alone, or rows alone."""
     (size,) = storage.args[0].values
     counts = tirx.analysis.undefined_vars(size)
-    if len(counts) != 1 or counts[0].name not in COUNTS:
+    if len(counts) != 1 or counts[0].name not in (TOKENS, ROWS):
         return None
     sizes = Analyzer()
     sizes.bind(counts[0], tirx.const(1, "int64"))
