@@ -75,7 +75,8 @@ def test_large_scratch_is_given_back(size: int) -> None:
     memory[:] = 1
     large, before = max(size - SMALL_START, 0) // HUGE_PAGE * HUGE_PAGE, resident()
     scratch.give_back()
-    assert before - resident() == large
+    # The system counts in pieces, and this process may take a page or give one back meanwhile.
+    assert abs(before - resident() - large) < HUGE_PAGE // 2
     assert memory[:SMALL_START].all()
     memory[:] = 2
     assert memory.shape == (size,) and (memory == 2).all()
