@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -111,20 +112,35 @@ def test_product_of_rounded_values(isa: Isa, kind: str, k: int) -> None:
 @pytest.mark.parametrize(("k", "add"), every_other(COLUMNS, [False, True]))
 @each_isa(with_amx=True)
 def test_rows_of_either_kind_do_not_know_each_other(isa: Isa, k: int, add: bool) -> None:
-    w, m = weights("Q4_1", k), 49
-    x = activations(m, k)
+    w = weights("Q4_1", k)
+    check_independence(
+        partial(product, w), partial(exact_product, w), activations(49, k), COUNTS, add=add
+    )
+
+
+def check_independence(
+    product: Callable[[Array, int, Array | None], Array],
+    exact_product: Callable[[Array, Array | None], Array],
+    x: Array,
+    counts: Sequence[int],
+    *,
+    add: bool,
+) -> None:
+    """AssertionError unless each row, fast or exact, has the bits that it has alone. counts: of
+    fast rows among the rows of x, and among the first of them. add: to what is there."""
+    m = len(x)
     start = np.random.default_rng(7).standard_normal((m, padded_rows(ROWS))).astype(np.float32)
 
     def into(rows: slice) -> Array | None:
         return start[rows] if add else None
 
     one = [slice(i, i + 1) for i in range(m)]
-    fast = np.concatenate([product(w, x[i], 1, into(i)) for i in one])
-    exact = exact_product(w, x, into(slice(m)))
+    fast = np.concatenate([product(x[i], 1, into(i)) for i in one])
+    exact = exact_product(x, into(slice(m)))
     assert (fast[:, :ROWS] != exact[:, :ROWS]).any(axis=1).all()
-    for count in (0, *COUNTS):
+    for count in (0, *counts):
         for rows in {count, min(count + 1, m), min(count + 13, m), m}:
-            y = product(w, x[:rows], count, into(slice(rows)))
+            y = product(x[:rows], count, into(slice(rows)))
             assert y[:count].tobytes() == fast[:count].tobytes(), f"{count} of {rows} rows"
             assert y[count:].tobytes() == exact[count:rows].tobytes(), f"{count} of {rows} rows"
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from kernel_tools import Array, accumulated, build, each_isa
-from test_amx_fast import activations, bfloat16
+from test_amx_fast import activations, bfloat16, check_independence
 from test_matmul import ROWS, Weights, columns, weights
 
 from mlc_llm.backends.cpu.formats import padded_rows
@@ -75,21 +76,8 @@ def test_product_of_rounded_values(isa: Isa, kind: str) -> None:
 @each_isa(with_amx=True)
 def test_rows_of_either_kind_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
     w, m = weights(kind, AMX), LEAST_ROWS + 20
-    x = activations(m, w.columns)
-    start = np.random.default_rng(7).standard_normal((m, padded_rows(ROWS))).astype(np.float32)
-
-    def into(rows: slice) -> Array | None:
-        return start[rows] if add else None
-
-    one = [slice(i, i + 1) for i in range(m)]
-    fast = np.concatenate([product(w, x[i], 1, into(i)) for i in one])
-    exact = exact_product(w, x, into(slice(m)))
-    assert (fast[:, :ROWS] != exact[:, :ROWS]).any(axis=1).all()
-    for count in (0, *COUNTS, m):
-        for rows in {count, min(count + 1, m), min(count + 13, m), m}:
-            y = product(w, x[:rows], count, into(slice(rows)))
-            assert y[:count].tobytes() == fast[:count].tobytes(), f"{count} of {rows} rows"
-            assert y[count:].tobytes() == exact[count:rows].tobytes(), f"{count} of {rows} rows"
+    products = partial(product, w), partial(exact_product, w)
+    check_independence(*products, activations(m, w.columns), (*COUNTS, m), add=add)
 
 
 @pytest.mark.parametrize(("kind", "group"), [("plain", 32), ("norm", 32), ("plain", 16)])
