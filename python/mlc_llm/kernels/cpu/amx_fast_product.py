@@ -39,6 +39,7 @@ class FastProduct(AmxProduct):
     """See `AmxProduct`. A format says how `fill` unpacks it, and what a sum counts."""
 
     def __init__(self, n: int, k: int, row_words: int, accumulate: bool) -> None:
+        assert k % GROUP == 0, "a step has whole groups"
         self.accumulate, groups = accumulate, k // GROUP
         self.k_block_groups = -(-groups // -(-groups // MOST_GROUPS))
         self.k_blocks = -(-groups // self.k_block_groups)
