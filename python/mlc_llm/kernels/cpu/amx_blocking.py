@@ -90,9 +90,10 @@ class Blocking:
 
     @property
     def rows_a_step(self) -> int:
-        """Rows of the row block before that a step finishes, so that the fewest steps do it."""
+        """Rows of each tile of the row block before that a step finishes, so that the fewest steps
+        do it."""
         last = self.groups - (self.k_blocks - 1) * self.k_block_groups
-        return -(-self.rows // -(-last // self.step_groups))
+        return -(-ROWS // -(-last // self.step_groups))
 
     @property
     def row_blocks(self) -> int:

@@ -5,7 +5,7 @@ Weights become two planes of bytes, as activations are:
     C[0] = high plane of X * high plane of W
     C[1] = high plane of X * low plane of W + low plane of X * high plane of W
     C[2] = low plane of X * low plane of W
-    exact = 65536 * C[0] + 256 * C[1] + C[2]              float64, for each quant block
+    exact = 65536 * C[0] + 256 * C[1] + C[2]              int64, for each quant block
     Y = sum over quant blocks of exact * (W.unit * X.scale)
 
 X  int32 [m, row_width(k)]             quantised activations (`quant_blocks.py`)
@@ -72,7 +72,7 @@ class ExactProduct(AmxProduct):
         return x * (self.k // 4) + (k_block * BLOCK_GROUPS + 2 * step) * QUADS
 
     @T.inline
-    def finish_row(self, buffers, place, row, partial, r):
+    def finish_row(self, buffers, place, row, partial, tile, r):
         """Row r of C: 16 sums of three kinds."""
         if place.k_block % self.quant_blocks < self.quant_blocks - 1:
             for h in T.unroll(2):
@@ -163,10 +163,12 @@ class ExactProduct(AmxProduct):
 
 
 def _exact(C: Buffer, r: Index, half: Index) -> Expr:
-    """Half of row r of the sums, float64: what the three kinds of products count together."""
+    """Half of row r of the sums, int64: what the three kinds of products count together. While
+    tiles multiply, one unit does all work with floats, so there is none here."""
     at = lanes_at(half * HALF, HALF)
-    high, middle, low = (T.cast(C[i, r, at], f"float64x{HALF}") for i in range(3))
-    return high * splat(T.float64(65536), HALF) + (middle * splat(T.float64(256), HALF) + low)
+    high, middle, low = (T.cast(C[i, r, at], f"int64x{HALF}") for i in range(3))
+    high = T.shift_left(high, splat(T.int64(16), HALF))
+    return high + (T.shift_left(middle, splat(T.int64(8), HALF)) + low)
 
 
 def _twice(integers: Expr) -> Expr:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import tvm
 from tvm.script import tirx as T
+from tvm.target import codegen
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
 from mlc_llm.backends.cpu.isa import Isa
@@ -104,17 +105,22 @@ class FixedPointTiles(FastProduct):
         """Nibbles t and t + 4 of word j as bfloat16, without their unit."""
         word = W[block, group, lanes_at(j * BLOCK + v * L, L)]
         scale = _floats(whole_at(self.fmt, W, block, group, SCALES, v, L))
-        if self.fmt.has_minimum:
-            shift = _floats(whole_at(self.fmt, W, block, group, MINIMA, v, L))
-        else:
-            shift = scale * splat(T.float32(-self.fmt.offset), L)
+        low, high = (_number(word, bits, self.fmt.offset) * scale for bits in (4 * t, 4 * t + 16))
+        if not self.fmt.has_minimum:
+            return round_pair(low, high)
+        shift = _floats(whole_at(self.fmt, W, block, group, MINIMA, v, L))
+        return round_pair(low + shift, high + shift)
 
-        def value(bits: Index) -> Expr:
-            """The nibble from bit `bits` on, as float32."""
-            q = T.shift_right(word, splat(bits, L)) & splat(T.int32(15), L)
-            return T.cast(q, f"float32x{L}") * scale + shift
 
-        return round_pair(value(4 * t), value(4 * t + 16))
+def _number(word: Expr, bits: Index, offset: int) -> Expr:
+    """The nibbles from bit `bits` on less the offset, as float32: entries of a table. A conversion
+    would wait for the unit that does all work with floats while tiles multiply."""
+    return T.call_llvm_pure_intrin(
+        codegen.llvm_lookup_intrinsic_id("llvm.x86.avx512.permvar.sf.512"),
+        T.Ramp(T.float32(-offset), T.float32(1), L),
+        T.shift_right(word, splat(bits, L)),
+        dtype=f"float32x{L}",
+    )
 
 
 def _floats(integers: Expr) -> Expr:

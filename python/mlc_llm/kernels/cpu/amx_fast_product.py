@@ -68,29 +68,31 @@ class FastProduct(AmxProduct):
         return (k_block * self.k_block_groups + step) * (GROUP // 2)
 
     @T.inline
-    def finish_row(self, buffers, place, row, partial, r):
-        """Row r of the row block: row r % 16 of two tiles of sums."""
+    def finish_row(self, buffers, place, row, partial, tile, r):
+        """Row r of two tiles of sums."""
         if place.k_block % self.k_blocks < self.k_blocks - 1:
             for v in T.unroll(VECTORS):
-                buffers.F[partial, r, v, lanes_at(0, L)] = self.added(
-                    buffers, place.k_block, partial, r, v
+                buffers.F[partial, tile * ROWS + r, v, lanes_at(0, L)] = self.added(
+                    buffers, place.k_block, partial, tile, r, v
                 )
         else:
             for v in T.unroll(VECTORS):
                 put(
                     *(buffers.Y, row, place.column + v * L),
                     self.counted(
-                        self.added(buffers, place.k_block, partial, r, v), buffers, place, v
+                        self.added(buffers, place.k_block, partial, tile, r, v), buffers, place, v
                     ),
                     *(L, self.accumulate),
                 )
 
-    def added(self, buffers: Buffers, k_block: Index, partial: Index, r: Index, v: Index) -> Expr:
-        """Vector v of row r of C plus that of F."""
-        sums = buffers.C[r // ROWS * 2 + v, r % ROWS, lanes_at(0, L)]
+    def added(
+        self, buffers: Buffers, k_block: Index, partial: Index, tile: Index, r: Index, v: Index
+    ) -> Expr:
+        """Vector v of row r of a tile of rows in C plus that of F."""
+        sums = buffers.C[VECTORS * tile + v, r, lanes_at(0, L)]
         if self.k_blocks == 1:
             return sums
-        so_far = buffers.F[partial, r, v, lanes_at(0, L)]
+        so_far = buffers.F[partial, tile * ROWS + r, v, lanes_at(0, L)]
         return sums + T.Select(k_block == 0, fsplat(0.0, L), so_far)
 
 

@@ -127,10 +127,10 @@ class AmxProduct(ABC):
 
     @abstractmethod
     def finish_row(
-        self, buffers: Buffers, place: Place, row: Index, partial: Index, r: Index
+        self, buffers: Buffers, place: Place, row: Index, partial: Index, tile: Index, r: Index
     ) -> None:
-        """Inline: adds row r of C to F[partial]; the sums of the last k block go to Y. row: its
-        number in X and Y."""
+        """Inline: adds row r of a tile of rows in C to F[partial]; the sums of the last k block go
+        to Y. row: its number in X and Y."""
 
 
 @T.inline
@@ -153,11 +153,12 @@ class Pipeline:
     def multiply(self, X, W, Y, m):
         """All m rows."""
         claims = T.alloc_buffer((self.tasks + 1,), "int32")
+        rows: T.let[T.int32] = m  # it may be a load
         for chunk in T.serial(
-            T.ceildiv(T.ceildiv(m, self.blocking.rows), self.blocking.row_blocks)
+            T.ceildiv(T.ceildiv(rows, self.blocking.rows), self.blocking.row_blocks)
         ):
             self.do_all(
-                X, W, Y, claims, OneChunk(self.tasks, self.blocking, self.chunk(m, chunk)), m
+                X, W, Y, claims, OneChunk(self.tasks, self.blocking, self.chunk(rows, chunk)), rows
             )
 
     def chunk(self, m: Expr, chunk: Expr) -> Chunk:
@@ -219,67 +220,75 @@ class Pipeline:
     @T.inline
     def finish_last(self, buffers, work):
         """Finishes the last row block, which no other follows."""
-        for r in T.serial(self.blocking.rows):
-            self.finish_row(
-                buffers, work, buffers.state[NOW], self.blocking.weight_blocks - 1,
-                work.chunk(buffers.state[NOW]).blocks - 1, r,
-            )  # fmt: skip
+        for tile in T.serial(self.blocking.row_tiles):
+            for r in T.serial(ROWS):
+                self.finish_row(
+                    buffers, work, buffers.state[NOW], self.blocking.weight_blocks - 1,
+                    work.chunk(buffers.state[NOW]).blocks - 1, tile, r,
+                )  # fmt: skip
 
     @T.inline
     def multiply_block(self, buffers, work, weight_block, u):
         """Multiplies row block u of a chunk by a weight block, and meanwhile does the vectors' work
-        (`fill`, `finish_row`)."""
-        old_task, old_block, old_u = self.before(buffers.state, work, weight_block, u)
-        task, after, low, high, some = self.share(buffers.state, work, weight_block, u)
+        (`fill`, `finish_row`).
+
+        What the steps need to know is bound before them. `state` is memory, which they would read
+        again, and compute all places anew, for each row and each group.
+        """
+        state = T.meta_var(buffers.state)
+        now: T.let[T.int32] = state[NOW]
+        side: T.let[T.int32] = (state[BEGUN] + weight_block) % 2
+        old: T.let[T.int32] = self.old_task(state, weight_block, u)
+        next: T.let[T.int32] = self.next_task(state, weight_block)
+        old_block: T.let[T.int32] = self.old_block(weight_block, u)
+        old_u: T.let[T.int32] = T.if_then_else(u > 0, u, work.chunk(old).blocks) - 1
+        after = T.meta_var((weight_block + 1) % self.blocking.weight_blocks)
+        groups: T.let[T.int32] = T.if_then_else(
+            next < work.tasks, self.blocking.groups_of(after), 0
+        )
+        low: T.let[T.int32] = T.floordiv(u * groups, work.chunk(now).blocks)
+        high: T.let[T.int32] = T.floordiv((u + 1) * groups, work.chunk(now).blocks)
+        some: T.let[T.int32] = T.ceildiv(high - low, self.blocking.steps_of(weight_block))
         for i in T.unroll(self.blocking.sums):
             T.evaluate(amx.clear(amx.SUMS + i))
         for t in T.serial(self.blocking.steps_of(weight_block)):
-            self.load(buffers, work.chunk(buffers.state[NOW]), weight_block, u, t)
-            self.ask_for_results(buffers, work, weight_block, u, t)
+            self.load(buffers, work.chunk(now), weight_block, u, t, side)
+            self.ask_for_results(buffers, work, now, weight_block, u, t)
             for x in T.unroll(2):
                 for w in T.unroll(2):
                     T.evaluate(self.product.multiply(x, w))
-                    for i in T.serial(some):
-                        if low + t * some + i < high:
-                            self.product.fill(
-                                buffers.W, buffers.B, (buffers.state[BEGUN] + weight_block + 1) % 2,
-                                *(work.place(task, after), low + t * some + i, 2 * x + w),
-                            )  # fmt: skip
-            if old_task < work.tasks:
-                for i in T.unroll(self.blocking.rows_a_step):
-                    if t * self.blocking.rows_a_step + i < self.blocking.rows:
-                        self.finish_row(
-                            buffers, work, old_task, old_block, old_u,
-                            t * self.blocking.rows_a_step + i,
+                    for i in T.serial(T.min(some, high - low - t * some)):
+                        self.product.fill(
+                            buffers.W, buffers.B, 1 - side, work.place(next, after),
+                            *(low + t * some + i, 2 * x + w),
                         )  # fmt: skip
+            if old < work.tasks:
+                for tile in T.unroll(self.blocking.row_tiles):
+                    for i in T.unroll(self.blocking.rows_a_step):
+                        if t * self.blocking.rows_a_step + i < ROWS:
+                            self.finish_row(
+                                *(buffers, work, old, old_block, old_u, tile),
+                                t * self.blocking.rows_a_step + i,
+                            )
         for i in T.unroll(self.blocking.sums):
             T.evaluate(amx.store(amx.SUMS + i, T.address_of(buffers.C[i, 0, 0]), amx.ROW_BYTES))
 
-    def before(
-        self, state: Buffer, work: Work, weight_block: Expr, u: Expr
-    ) -> tuple[Expr, Expr, Expr]:
-        """Task, weight block and number of the row block before."""
-        blocks = self.blocking.weight_blocks
-        is_first = T.And(weight_block == 0, u == 0)
-        task = T.if_then_else(is_first, state[LAST], state[NOW])
-        block = T.if_then_else(u > 0, weight_block, (weight_block + blocks - 1) % blocks)
-        return task, block, T.if_then_else(u > 0, u, work.chunk(task).blocks) - 1
+    def old_task(self, state: Buffer, weight_block: Expr, u: Expr) -> Expr:
+        """Task of the row block before."""
+        return T.if_then_else(T.And(weight_block == 0, u == 0), state[LAST], state[NOW])
 
-    def share(
-        self, state: Buffer, work: Work, weight_block: Expr, u: Expr
-    ) -> tuple[Expr, Expr, Expr, Expr, Expr]:
-        """What row block u fills of the next weight block: its task and number, from which group to
-        which, and how many groups a step."""
-        blocks, count = self.blocking.weight_blocks, work.chunk(state[NOW]).blocks
-        after = (weight_block + 1) % blocks
-        task = T.if_then_else(weight_block + 1 < blocks, state[NOW], state[CLAIMED])
-        low, high = (T.floordiv(i * self.blocking.groups_of(after), count) for i in (u, u + 1))
-        high = T.if_then_else(task < work.tasks, high, 0)
-        steps = self.blocking.steps_of(weight_block)
-        return task, after, low, high, T.ceildiv(T.max(high - low, 0), steps)
+    def old_block(self, weight_block: Expr, u: Expr) -> Expr:
+        """Weight block of the row block before."""
+        blocks = self.blocking.weight_blocks
+        return T.if_then_else(u > 0, weight_block, (weight_block + blocks - 1) % blocks)
+
+    def next_task(self, state: Buffer, weight_block: Expr) -> Expr:
+        """Task of the next weight block."""
+        is_last = weight_block + 1 == self.blocking.weight_blocks
+        return T.if_then_else(is_last, state[CLAIMED], state[NOW])
 
     @T.inline
-    def load(self, buffers, chunk, weight_block, u, t):
+    def load(self, buffers, chunk, weight_block, u, t, side):
         """Loads the four tiles of step t."""
         for i in T.unroll(2):
             T.evaluate(
@@ -291,9 +300,7 @@ class Pipeline:
             )
             T.evaluate(
                 amx.load(
-                    amx.W_TILES + i,
-                    T.address_of(buffers.B[(buffers.state[BEGUN] + weight_block) % 2, t, i, 0, 0]),
-                    amx.ROW_BYTES,
+                    amx.W_TILES + i, T.address_of(buffers.B[side, t, i, 0, 0]), amx.ROW_BYTES
                 )
             )
 
@@ -306,31 +313,33 @@ class Pipeline:
         return T.address_of(X[row, word])
 
     @T.inline
-    def finish_row(self, buffers, work, task, weight_block, u, r):
-        """Finishes row r of a row block, if it is a row of its own."""
-        tile = T.meta_var(u * self.blocking.row_tiles + r // ROWS)
-        if work.chunk(task).has(tile, r % ROWS):
+    def finish_row(self, buffers, work, task, weight_block, u, tile, r):
+        """Finishes row r of a tile of a row block, if it is a row of its own."""
+        number = T.meta_var(u * self.blocking.row_tiles + tile)
+        if work.chunk(task).has(number, r):
             self.product.finish_row(
                 buffers,
                 work.place(task, weight_block),
-                work.chunk(task).row(tile) + r % ROWS,
+                work.chunk(task).row(number) + r,
                 weight_block % self.blocking.same_k * self.blocking.row_blocks + u,
+                tile,
                 r,
             )
 
     @T.inline
-    def ask_for_results(self, buffers, work, weight_block, u, t):
+    def ask_for_results(self, buffers, work, task, weight_block, u, t):
         """Asks for the parts of Y that `finish_row` will write next."""
         if weight_block // self.blocking.same_k == self.blocking.k_blocks - 1:
-            for i in T.unroll(self.blocking.rows_a_step):
-                for v in T.unroll(self.blocking.vectors):
-                    T.evaluate(
-                        prefetch(
-                            buffers.Y,
-                            work.chunk(buffers.state[NOW]).row(u * self.blocking.row_tiles)
-                            + t * self.blocking.rows_a_step
-                            + i,
-                            work.place(buffers.state[NOW], weight_block).column + v * L,
-                            to_write=True,
+            for tile in T.unroll(self.blocking.row_tiles):
+                for i in T.unroll(self.blocking.rows_a_step):
+                    for v in T.unroll(self.blocking.vectors):
+                        T.evaluate(
+                            prefetch(
+                                buffers.Y,
+                                work.chunk(task).row(u * self.blocking.row_tiles + tile)
+                                + t * self.blocking.rows_a_step
+                                + i,
+                                work.place(task, weight_block).column + v * L,
+                                to_write=True,
+                            )
                         )
-                    )
