@@ -7,7 +7,7 @@ X  int32 [m, words]                    rows as bfloat16 (`bf16.py`)
 B  int32 [2, groups, 2, 16, 16]        tiles of the first, then of the second 16 rows of W
 C  float32 [4, 16, 16]                 two tiles of rows times two of weights
 
-A row block is 32 rows, a weight block a column block and up to 18 groups, a step a group of 32
+A row block is 32 rows, a weight block a column block and some groups, a step a group of 32
 columns. Row i of a tile of weights holds columns i and i + 16 of the group, as words of X do.
 """
 
@@ -27,8 +27,11 @@ from mlc_llm.kernels.cpu.row_block import put
 from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at
 from mlc_llm.kernels.types import Expr, Index
 
+K_BLOCK_GROUPS = 8
+"""Groups of a k block, at most. Its weights, those that are made for the next one, and a row block
+pass through the first cache side by side; of 16 groups they would push each other out."""
 MOST_GROUPS = 18
-"""Groups of a k block, at most: their weights lie in the first cache."""
+"""Groups of a row up to which they are one k block, which has no sums to keep."""
 WHOLE = 1024
 """Columns up to which the rows of a usual prompt stay in the second cache."""
 MOST_BLOCKS = 8
@@ -41,7 +44,8 @@ class FastProduct(AmxProduct):
     def __init__(self, n: int, k: int, row_words: int, accumulate: bool) -> None:
         assert k % GROUP == 0, "a step has whole groups"
         self.accumulate, groups = accumulate, k // GROUP
-        self.k_block_groups = -(-groups // -(-groups // MOST_GROUPS))
+        most = groups if groups <= MOST_GROUPS else K_BLOCK_GROUPS
+        self.k_block_groups = -(-groups // -(-groups // most))
         self.k_blocks = -(-groups // self.k_block_groups)
         self.blocking = Blocking(
             groups=groups,
