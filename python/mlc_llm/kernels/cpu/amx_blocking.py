@@ -122,3 +122,10 @@ class Blocking:
         block, vector = task * self.task_blocks + inner // apart, inner % apart * self.vectors
         column = block * BLOCK + vector * ROWS
         return Place(block, vector, weight_block // self.same_k, column)
+
+
+def blocks_together(blocks: int, most: int) -> int:
+    """Column blocks of a task: as many as can be, and an even number of tasks if that can be."""
+    fitting = [b for b in range(1, most + 1) if blocks % b == 0]
+    even = [b for b in fitting if blocks // b % 2 == 0]
+    return max(even or fitting)

@@ -23,7 +23,7 @@ from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.cpu import amx
-from mlc_llm.kernels.cpu.amx_blocking import Blocking, Place
+from mlc_llm.kernels.cpu.amx_blocking import Blocking, Place, blocks_together
 from mlc_llm.kernels.cpu.amx_pipeline import (
     AHEAD,
     AmxProduct,
@@ -44,11 +44,17 @@ from mlc_llm.kernels.cpu.scales import MINIMA, SCALES, unit_at, whole_at
 from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at, splat
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
+LONG = 4096
+"""Columns from which on too few whole rows fit into the second cache to unpack weights for them."""
+MOST_BLOCKS = 16
+"""Column blocks that a k block of such rows meets before the next one, at most."""
+
 
 class ExactProduct(AmxProduct):
     """See `AmxProduct`."""
 
-    def __init__(self, k: int, fmt: WeightFormat, accumulate: bool) -> None:
+    def __init__(self, k: int, fmt: WeightFormat, accumulate: bool, blocks: int = 1) -> None:
+        """blocks: column blocks of which a task may have some."""
         assert fmt.words == 4, "a word for each of the four products of a step"
         self.k, self.fmt, self.accumulate = k, fmt, accumulate
         self.groups, self.quant_blocks = k // fmt.group, quant_blocks(k)
@@ -61,6 +67,7 @@ class ExactProduct(AmxProduct):
             sums=3,
             dtype="int32",
             row_words=row_width(k),
+            task_blocks=blocks_together(blocks, MOST_BLOCKS) if k >= LONG else 1,
         )
 
     def multiply(self, x: Index, w: Index) -> Expr:

@@ -40,7 +40,7 @@ def fast_fixed_point_matmul(
     words = row_width(k)
     fast = Pipeline(n, FixedPointTiles(n, k, fmt, accumulate))
     gemv = FixedPointGemv(n, k, fmt, isa, accumulate)
-    gemm = Pipeline(n, ExactProduct(k, fmt, accumulate))
+    gemm = Pipeline(n, ExactProduct(k, fmt, accumulate, n // BLOCK))
 
     @T.prim_func(private=True, s_tir=True)
     def fast_and_exact_product(

@@ -20,7 +20,7 @@ from tvm.script import tirx as T
 from mlc_llm.backends.cpu.formats import BLOCK
 from mlc_llm.kernels.cpu import amx
 from mlc_llm.kernels.cpu.amx import ROWS
-from mlc_llm.kernels.cpu.amx_blocking import VECTORS, Blocking, Place
+from mlc_llm.kernels.cpu.amx_blocking import VECTORS, Blocking, Place, blocks_together
 from mlc_llm.kernels.cpu.amx_pipeline import AmxProduct, Buffers, L
 from mlc_llm.kernels.cpu.quant_blocks import GROUP
 from mlc_llm.kernels.cpu.row_block import put
@@ -56,7 +56,7 @@ class FastProduct(AmxProduct):
             sums=4,
             dtype="float32",
             row_words=row_words,
-            task_blocks=_blocks_together(n // BLOCK) if k > WHOLE else 1,
+            task_blocks=blocks_together(n // BLOCK, MOST_BLOCKS) if k > WHOLE else 1,
         )
 
     @abstractmethod
@@ -98,10 +98,3 @@ class FastProduct(AmxProduct):
             return sums
         so_far = buffers.F[partial, tile * ROWS + r, v, lanes_at(0, L)]
         return sums + T.Select(k_block == 0, fsplat(0.0, L), so_far)
-
-
-def _blocks_together(blocks: int) -> int:
-    """Column blocks of a task: as many as can be, and an even number of tasks if that can be."""
-    fitting = [b for b in range(1, MOST_BLOCKS + 1) if blocks % b == 0]
-    even = [b for b in fitting if blocks // b % 2 == 0]
-    return max(even or fitting)

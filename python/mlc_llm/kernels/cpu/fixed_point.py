@@ -40,7 +40,7 @@ def fixed_point_matmul(
 ) -> tvm.tirx.PrimFunc:
     """Kernel as `matmul.matmul` describes it."""
     gemv = FixedPointGemv(n, k, fmt, isa, accumulate)
-    gemm = Pipeline(n, ExactProduct(k, fmt, accumulate))
+    gemm = Pipeline(n, ExactProduct(k, fmt, accumulate, n // BLOCK))
 
     @T.prim_func(private=True, s_tir=True)
     def fixed_point_product(
