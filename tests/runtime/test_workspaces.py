@@ -39,8 +39,8 @@ class FakeDevice:
 
 def test_sizes() -> None:
     device: Any = FakeDevice()
-    infos = [WorkspaceInfo(10, of_rows=False), WorkspaceInfo(3, of_rows=True)]
-    assert Workspaces(device).of(infos, 100) == [1000, 600]
+    infos = [WorkspaceInfo(10, False), WorkspaceInfo(3, True), WorkspaceInfo(4, False, 48)]
+    assert Workspaces(device).of(infos, 100) == [1000, 600, 448]
 
 
 def steps(made: Workspaces, *tokens: int) -> None:

@@ -13,3 +13,5 @@ class WorkspaceInfo:
     """That a token of a step takes, or a row of logits."""
     of_rows: bool
     """It holds rows of logits, and not tokens."""
+    fixed_bytes: int = 0
+    """That it takes beside these."""

@@ -31,7 +31,9 @@ class Workspaces:
     def of(self, infos: Sequence[WorkspaceInfo], tokens: int) -> list[DeviceTensor]:
         """Those of a function. tokens: of a step, at most. Only what is used takes memory."""
         made = [
-            self._device.scratch(one.unit_bytes * tokens * (ROWS_A_TOKEN if one.of_rows else 1))
+            self._device.scratch(
+                one.unit_bytes * tokens * (ROWS_A_TOKEN if one.of_rows else 1) + one.fixed_bytes
+            )
             for one in infos
         ]
         self._all += made

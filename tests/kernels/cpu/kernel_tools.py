@@ -26,6 +26,7 @@ from mlc_llm.backends.cpu.packing import Packed
 from mlc_llm.backends.cpu.target import missing_features, target_for
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.kernels.cpu import activation, quant_blocks
+from mlc_llm.kernels.cpu.bf16 import TILE_ROWS
 from mlc_llm.kernels.row_kinds import KINDS
 from mlc_llm.quantization.block_format import Grouped
 
@@ -276,3 +277,12 @@ def rows_alone(run: Callable[[Array], list[Array]], x: Array) -> None:
     for i in range(len(x)):
         for whole, single in zip(together, run(x[i : i + 1]), strict=True):
             assert whole[i].tobytes() == single[0].tobytes(), f"row {i} of {len(x)} differs"
+
+
+def rounded_rows(y: Array, m: int, k: int) -> Array:
+    """float64 [m, k] of m fast rows as `bf16.py` prepares them."""
+    tiles = -(-m // TILE_ROWS)
+    words = y.reshape(-1)[: tiles * TILE_ROWS * k // 2].view(np.uint32)
+    words = words.reshape(tiles, k // 32, TILE_ROWS, 16).transpose(0, 2, 1, 3)
+    pairs = np.stack([words << 16, words & 0xFFFF0000], axis=3).view(np.float32)
+    return pairs.reshape(-1, k)[:m].astype(np.float64)

@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
-from kernel_tools import Array, accumulated, build, each_isa, fixed_values
+from kernel_tools import Array, accumulated, build, each_isa, fixed_values, rounded_rows
 from pairs import every_other
 
 from mlc_llm.backends.cpu.formats import BLOCK, format_of_kind, padded_rows
@@ -16,6 +16,7 @@ from mlc_llm.backends.cpu.isa import AMX, Isa
 from mlc_llm.backends.cpu.packing import Packed, pack
 from mlc_llm.kernels.cpu import bf16
 from mlc_llm.kernels.cpu.amx_blocking import CHUNK_BYTES
+from mlc_llm.kernels.cpu.bf16 import TILE_ROWS
 from mlc_llm.kernels.cpu.matmul import matmul
 from mlc_llm.kernels.cpu.quant_blocks import quantize_blocks, row_width
 from mlc_llm.quantization.block_format import Grouped
@@ -66,7 +67,7 @@ def prepare(
     x: Array, fast: int, kind: str = "plain", *, weight: Array | None = None, eps: float = 0.0
 ) -> Array:
     k = x.shape[1] // (2 if kind == "silu" else 1)
-    y = np.full((len(x), row_width(k)), -1, np.int32)
+    y = np.full((len(x) + TILE_ROWS, row_width(k)), -1, np.int32)
     other = x if weight is None else weight
     build(AMX, bf16.prepare_fast, kind, k, AMX, eps)(x, other, np.array([fast], np.int32), y)
     return y
@@ -167,24 +168,17 @@ def test_prepared_rows(isa: Isa, kind: str) -> None:
     y = prepare(x, fast, kind, weight=weight, eps=eps)
     exact = np.full((m, row_width(k)), -1, np.int32)
     build(AMX, quantize_blocks, kind, k, AMX, eps)(x, weight, exact)
-    assert y[fast:].tobytes() == exact[fast:].tobytes()
+    assert y[fast + TILE_ROWS :].tobytes() == exact[fast:].tobytes()
     wide = x[:fast].astype(np.float64)
     if kind == "norm":
         wide = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + eps) * weight
     if kind == "silu":
         gate, up = wide[:, :k], wide[:, k:]
         wide = gate / (1 + np.exp(-gate)) * up
-    found = floats(y[:fast], k)
+    found = rounded_rows(y, fast, k)
     assert (np.abs(found - wide) <= 2**-8 * 1.0001 * np.abs(wide)).all()
     if kind == "plain":
         assert (found == bfloat16(x[:fast])).all()
-
-
-def floats(y: Array, k: int) -> Array:
-    """float64 [m, k] of fast rows."""
-    words = np.ascontiguousarray(y[:, : k // 2]).view(np.uint32).reshape(len(y), k // 32, 16)
-    pairs = np.stack([words << 16, words & 0xFFFF0000], axis=2).view(np.float32)
-    return pairs.reshape(len(y), k).astype(np.float64)
 
 
 @each_isa(with_amx=True)

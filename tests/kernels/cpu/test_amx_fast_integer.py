@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from kernel_tools import Array, accumulated, build, each_isa
+from kernel_tools import Array, accumulated, build, each_isa, rounded_rows
 from test_amx_fast import activations, bfloat16, check_independence
 from test_matmul import ROWS, Weights, columns, weights
 
@@ -15,7 +15,9 @@ from mlc_llm.backends.cpu.formats import padded_rows
 from mlc_llm.backends.cpu.isa import AMX, Isa
 from mlc_llm.kernels.cpu import bf16
 from mlc_llm.kernels.cpu.activation import quantize, quantized_width
+from mlc_llm.kernels.cpu.bf16 import TILE_ROWS
 from mlc_llm.kernels.cpu.matmul import can_ask, can_quantize, has_fast_rows, matmul
+from mlc_llm.kernels.cpu.quant_blocks import row_width
 from mlc_llm.kernels.cpu.unpacked_matmul import LEAST_ROWS
 
 FAST_AMX = replace(AMX, fast=True)
@@ -26,7 +28,7 @@ COUNTS = (1, 2, 15, 16, 17, 33)
 
 def prepare(x: Array, fast: int, group: int, kind: str = "plain", eps: float = 0.0) -> Array:
     k = x.shape[1]
-    y = np.full((len(x), k // group, quantized_width(group)), -1, np.int32)
+    y = np.full((len(x) + TILE_ROWS, k // group, quantized_width(group)), -1, np.int32)
     kernel = build(AMX, bf16.prepare_fast_integers, kind, k, group, AMX, eps)
     kernel(x, x[0].copy() if kind == "norm" else x, np.array([fast], np.int32), y)
     return y
@@ -88,13 +90,12 @@ def test_prepared_rows(isa: Isa, kind: str, group: int) -> None:
     x = activations(m, k)
     weight = x[0].copy() if kind == "norm" else x
     y = prepare(x, fast, group, kind, eps)
-    exact = np.full_like(y, -1)
+    exact = np.full_like(y[TILE_ROWS:], -1)
     build(AMX, quantize, kind, k, group, AMX, eps)(x, weight, exact)
-    assert y[fast:].tobytes() == exact[fast:].tobytes()
-    other = np.full((m, bf16.row_width(k)), -1, np.int32)
+    assert y[fast + TILE_ROWS :].tobytes() == exact[fast:].tobytes()
+    other = np.full((m + TILE_ROWS, row_width(k)), -1, np.int32)
     build(AMX, bf16.prepare_fast, kind, k, AMX, eps)(x, weight, np.array([fast], np.int32), other)
-    words = k // 2
-    assert (y.reshape(m, -1)[:fast, :words] == other[:fast, :words]).all()
+    assert (rounded_rows(y, fast, k) == rounded_rows(other, fast, k)).all()
 
 
 def test_which_products_are_on_tiles() -> None:

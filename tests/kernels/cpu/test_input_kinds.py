@@ -7,12 +7,21 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from kernel_tools import Array, build, dequantised, each_isa, each_isa_and, prepare, steps
+from kernel_tools import (
+    Array,
+    build,
+    dequantised,
+    each_isa,
+    each_isa_and,
+    prepare,
+    rounded_rows,
+    steps,
+)
 
 from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import AMX, Isa
 from mlc_llm.kernels.cpu.activation import floats
-from mlc_llm.kernels.cpu.bf16 import prepare_fast
+from mlc_llm.kernels.cpu.bf16 import TILE_ROWS, prepare_fast
 from mlc_llm.kernels.cpu.quant_blocks import row_width
 from mlc_llm.kernels.row_kinds import KINDS, input_width
 
@@ -94,14 +103,11 @@ def test_fast_rows(isa: Isa, kind: str) -> None:
     """Fast rows are rounded to bfloat16; the others are as without fast rows."""
     x, vectors = inputs(kind)
     given = [one for one in vectors if one is not None]
-    y = np.full((len(x), row_width(K)), -1, np.int32)
+    y = np.full((len(x) + TILE_ROWS, row_width(K)), -1, np.int32)
     build(isa, prepare_fast, kind, K, AMX, EPS)(x, *given, np.array([3], np.int32), y)
     (alone,) = prepare(isa, FIXED, x, kind, weight=vectors[0], bias=vectors[1], eps=EPS)
-    assert y[3:, : K // 2].tobytes() == alone[3:, : K // 2].tobytes()
-    halves = y[:3, : K // 2].reshape(3, -1, 16)
-    low = (halves << 16).view(np.float32)
-    high = (halves & -0x10000).view(np.float32)
-    found = np.concatenate([low, high], axis=2).reshape(3, K)
+    assert y[3 + TILE_ROWS :, : K // 2].tobytes() == alone[3:, : K // 2].tobytes()
+    found = rounded_rows(y, 3, K)
     expected = reference(kind, x[:3], vectors)
     assert (np.abs(found - expected) <= 2.0**-8 * np.abs(expected) + bound_of(x[:3])).all()
 

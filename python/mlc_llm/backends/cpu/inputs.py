@@ -11,9 +11,10 @@ from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.kernels.cpu.activation import Source, floats, quantize, quantized_width
-from mlc_llm.kernels.cpu.bf16 import prepare_fast, prepare_fast_integers
+from mlc_llm.kernels.cpu.bf16 import TILE_ROWS, prepare_fast, prepare_fast_integers
 from mlc_llm.kernels.cpu.matmul import can_quantize
 from mlc_llm.kernels.cpu.quant_blocks import quantize_blocks, row_width
+from mlc_llm.kernels.types import Index
 
 
 class Packed(Protocol):
@@ -54,7 +55,7 @@ class Input:
         key = _way(matrix, fast)
         if key in self._prepared or not can_quantize(matrix.fmt, isa, fast=fast is not None):
             return [self.read_by(matrix, isa, scratch, fast)], None
-        out = self._quantised(matrix)
+        out = self._quantised(matrix, self.x.shape[0])
         self._prepared[key] = scratch.tensor(out.shape, out.dtype)
         return [*self.arguments, self._prepared[key]], Source(self.kind, self.eps)
 
@@ -67,10 +68,10 @@ class Input:
             self._prepared[key] = self._prepare(matrix, isa, scratch, fast)
         return self._prepared[key]
 
-    def _quantised(self, matrix: Packed) -> Tensor:
-        """The shape of what `quantize` makes."""
+    def _quantised(self, matrix: Packed, rows: Index) -> Tensor:
+        """The shape of so many rows as `quantize` makes them."""
         groups, width = matrix.columns // matrix.fmt.group, quantized_width(matrix.fmt.group)
-        return Tensor.placeholder([self.x.shape[0], groups, width], "int32")
+        return Tensor.placeholder([rows, groups, width], "int32")
 
     def as_floats(self, columns: int, isa: Isa, scratch: Scratch) -> Tensor:
         """The input as float32 [tokens, columns]."""
@@ -91,17 +92,18 @@ class Input:
         if not isa.integer or matrix.fmt.reads_floats:
             return self._as_floats(k, isa, scratch)
         if matrix.fmt.is_fixed_point:
-            out = Tensor.placeholder([m, row_width(k)], "int32")
             if fast is not None:
+                out = Tensor.placeholder([m + TILE_ROWS, row_width(k)], "int32")
                 kernel = prepare_fast(kind, k, isa, eps)
                 return scratch.call(kernel, f"{kind}_{k}_fast", [*args, fast], out)
+            out = Tensor.placeholder([m, row_width(k)], "int32")
             return scratch.call(quantize_blocks(kind, k, isa, eps), f"{kind}_{k}_blocks", args, out)
         if fast is not None and isa.amx_tiles:
             kernel = prepare_fast_integers(kind, k, group, isa, eps)
-            name = f"{kind}_{k}g{group}_fast"
-            return scratch.call(kernel, name, [*args, fast], self._quantised(matrix))
+            out = self._quantised(matrix, m + TILE_ROWS)
+            return scratch.call(kernel, f"{kind}_{k}g{group}_fast", [*args, fast], out)
         kernel = quantize(kind, k, group, isa, eps)
-        return scratch.call(kernel, f"{kind}_{k}g{group}", args, self._quantised(matrix))
+        return scratch.call(kernel, f"{kind}_{k}g{group}", args, self._quantised(matrix, m))
 
 
 def _way(matrix: Packed, fast: Tensor | None) -> tuple[bool, bool, int, bool]:

@@ -100,9 +100,15 @@ def _info(storage: relax.Call) -> WorkspaceInfo | None:
     counts = tirx.analysis.undefined_vars(size)
     if len(counts) != 1 or counts[0].name not in (TOKENS, ROWS):
         return None
+    none, one = (_bytes(size, counts[0], count) for count in range(2))
+    return WorkspaceInfo(one - none, counts[0].name == ROWS, none)
+
+
+def _bytes(size: tirx.PrimExpr, name: tirx.Var, count: int) -> int:
+    """The value of `size` for a count of that name."""
     sizes = Analyzer()
-    sizes.bind(counts[0], tirx.const(1, "int64"))
-    return WorkspaceInfo(int(sizes.simplify(size)), counts[0].name == ROWS)
+    sizes.bind(name, tirx.const(count, "int64"))
+    return int(sizes.simplify(size))
 
 
 def _is_call(value: relax.Expr, op: tvm.ir.Op) -> bool:

@@ -59,7 +59,7 @@ class Blocking:
     dtype: str
     """Type of the sums."""
     row_words: int
-    """32-bit words of a row of X."""
+    """32-bit words of a row of X that are read."""
     task_blocks: int = 1
     """Column blocks of a task."""
 

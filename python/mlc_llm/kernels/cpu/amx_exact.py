@@ -23,11 +23,13 @@ from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.cpu import amx
+from mlc_llm.kernels.cpu.amx import ROWS
 from mlc_llm.kernels.cpu.amx_blocking import Blocking, Place, blocks_together
 from mlc_llm.kernels.cpu.amx_pipeline import (
     AHEAD,
     AmxProduct,
     Buffers,
+    Chunk,
     L,
     ask_for_word,
 )
@@ -57,6 +59,7 @@ class ExactProduct(AmxProduct):
         """blocks: column blocks of which a task may have some."""
         assert fmt.words == 4, "a word for each of the four products of a step"
         self.k, self.fmt, self.accumulate = k, fmt, accumulate
+        self.x_row_bytes = 4 * row_width(k)
         self.groups, self.quant_blocks = k // fmt.group, quant_blocks(k)
         self.blocking = Blocking(
             groups=self.groups,
@@ -74,9 +77,16 @@ class ExactProduct(AmxProduct):
         """X tiles are the planes of the same rows, W tiles those of the same weights."""
         return amx.multiply(amx.SUMS + x + w, amx.X_TILES + x, amx.W_TILES + w)
 
-    def first_word(self, k_block: Index, step: Index, x: Index) -> Index:
+    def first_row(self, chunk: Chunk, tile: Index) -> Expr:
+        """The last tile of all m rows may begin within the tile before."""
+        return T.max(T.min(chunk.start + tile * ROWS, chunk.m - ROWS), 0)
+
+    def x_tile(
+        self, X: Buffer, chunk: Chunk, row_block: Expr, k_block: Expr, step: Expr, x: Index
+    ) -> Expr:
         """Plane x begins at word x * k / 4."""
-        return x * (self.k // 4) + (k_block * BLOCK_GROUPS + 2 * step) * QUADS
+        word = x * (self.k // 4) + (k_block * BLOCK_GROUPS + 2 * step) * QUADS
+        return T.address_of(X[self.first_row(chunk, row_block), word])
 
     @T.inline
     def finish_row(self, buffers, place, row, partial, tile, r):

@@ -3,7 +3,7 @@
     rows below fast_rows[0]:  Y = (X * bfloat16(W without its unit)) * W.unit
     the other rows:           as in `fixed_point.py`
 
-X          int32 [m, row_width(k)]            activations (`bf16.py`)
+X          int32 [m + 16, row_width(k)]       activations (`bf16.py`)
 W          int32 [n/32, k/group + 1, stride]  packed weights (`backends/cpu/formats.py`)
 fast_rows  int32 [1]                          number of the first rows that are fast
 Y          float32 [m, n]                     the result
@@ -23,7 +23,7 @@ from mlc_llm.kernels.cpu.amx_blocking import VECTORS, Place
 from mlc_llm.kernels.cpu.amx_exact import ExactProduct
 from mlc_llm.kernels.cpu.amx_fast_product import FastProduct
 from mlc_llm.kernels.cpu.amx_pipeline import AHEAD, Buffers, L, Pipeline, ask_for_word
-from mlc_llm.kernels.cpu.bf16 import round_pair
+from mlc_llm.kernels.cpu.bf16 import TILE_ROWS, round_pair, tiles_shape
 from mlc_llm.kernels.cpu.fixed_point import least_gemm_rows
 from mlc_llm.kernels.cpu.fixed_point_gemv import FixedPointGemv
 from mlc_llm.kernels.cpu.prefetch import align_stack
@@ -51,17 +51,20 @@ def fast_fixed_point_matmul(
     ):
         T.func_attr(SCHEDULED)
         m = T.int32()
-        X = T.match_buffer(x, (m, words), "int32")
+        rows = T.int32()
+        X = T.match_buffer(x, (rows, words), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
+            tiles = T.decl_buffer(tiles_shape(m, k), "int32", data=X.data, elem_offset=0)
             exact_X = T.decl_buffer(
-                (m - fast_rows[0], words), "int32", data=X.data, elem_offset=fast_rows[0] * words
-            )
+                (m - fast_rows[0], words), "int32", data=X.data,
+                elem_offset=(fast_rows[0] + TILE_ROWS) * words,
+            )  # fmt: skip
             exact_Y = T.decl_buffer(
                 (m - fast_rows[0], n), "float32", data=Y.data, elem_offset=fast_rows[0] * n
             )
             if fast_rows[0] > 0:
-                fast.multiply(X, W, Y, fast_rows[0])
+                fast.multiply(tiles, W, Y, fast_rows[0])
             if m - fast_rows[0] >= least_gemm_rows(n, k):
                 gemm.multiply(exact_X, W, exact_Y, m - fast_rows[0])
             elif fast_rows[0] < m:
@@ -77,7 +80,7 @@ class FixedPointTiles(FastProduct):
 
     def __init__(self, n: int, k: int, fmt: WeightFormat, accumulate: bool) -> None:
         assert fmt.words == 4, "a word for each of the four products of a step"
-        super().__init__(n, k, row_width(k), accumulate)
+        super().__init__(n, k, accumulate)
         self.fmt = fmt
 
     def counted(self, sums: Expr, buffers: Buffers, place: Place, v: Index) -> Expr:

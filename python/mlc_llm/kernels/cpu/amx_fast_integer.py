@@ -3,7 +3,7 @@
     rows below fast_rows[0]:  Y = X * bfloat16(W)
     the other rows:           as in `integer_matmul.py`
 
-X          int32 [m, k/group, group/2 + 6]  activations (`bf16.prepare_fast_integers`)
+X          int32 [m + 16, k/group, group/2 + 6]  activations (`bf16.prepare_fast_integers`)
 W          int32 [n/32, spans, stride]      packed weights (`backends/cpu/formats.py`)
 fast_rows  int32 [1]                        number of the first rows that are fast
 Y          float32 [m, n]                   the result
@@ -22,7 +22,7 @@ from mlc_llm.kernels.cpu.activation import quantized_width
 from mlc_llm.kernels.cpu.amx_blocking import VECTORS, Place
 from mlc_llm.kernels.cpu.amx_fast_product import FastProduct
 from mlc_llm.kernels.cpu.amx_pipeline import Buffers, L, Pipeline
-from mlc_llm.kernels.cpu.bf16 import round_pair
+from mlc_llm.kernels.cpu.bf16 import TILE_ROWS, round_pair, tiles_shape
 from mlc_llm.kernels.cpu.float_matmul import DequantisedProduct
 from mlc_llm.kernels.cpu.integer_matmul import IntegerProduct
 from mlc_llm.kernels.cpu.quant_blocks import GROUP
@@ -48,16 +48,20 @@ def fast_integer_matmul(
     ):
         T.func_attr(SCHEDULED)
         m = T.int32()
-        X = T.match_buffer(x, (m, groups, width), "int32")
+        rows = T.int32()
+        X = T.match_buffer(x, (rows, groups, width), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
             first: T.let[T.int32] = fast_rows[0]
-            words = T.decl_buffer((m, groups * width), "int32", data=X.data, elem_offset=0)
+            tiles = T.decl_buffer(tiles_shape(m, k), "int32", data=X.data, elem_offset=0)
+            exact_X = T.decl_buffer(
+                (m, groups, width), "int32", data=X.data, elem_offset=TILE_ROWS * groups * width
+            )
             if first > 0:
-                fast.multiply(words, W, Y, first)
+                fast.multiply(tiles, W, Y, first)
             if m > first:
-                exact.share(X, W, Y, first, m - first, isa.planes, None)
-            exact.unpack(X, W, Y, first, m - first, isa.planes)
+                exact.share(exact_X, W, Y, first, m - first, isa.planes, None)
+            exact.unpack(exact_X, W, Y, first, m - first, isa.planes)
 
     return fast_and_exact_product
 
@@ -66,8 +70,7 @@ class IntegerTiles(FastProduct):
     """Weights are unpacked with their scales, so a sum is a result."""
 
     def __init__(self, n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> None:
-        row_words = k // fmt.group * quantized_width(fmt.group)
-        super().__init__(n, k, row_words, accumulate)
+        super().__init__(n, k, accumulate)
         self.fmt, self.values = fmt, DequantisedProduct(n, k, fmt, isa, accumulate)
         self.quads, self.joined = fmt.group // 4, GROUP // fmt.group
 

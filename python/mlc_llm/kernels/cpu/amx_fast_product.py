@@ -3,7 +3,7 @@
     C = X * bfloat16(W)                    for each k block
     Y = sum of C over k blocks, in their order
 
-X  int32 [m, words]                    rows as bfloat16 (`bf16.py`)
+X  int32 [tiles, groups, 16, 16]       tiles of 16 rows as bfloat16 (`bf16.py`)
 B  int32 [2, groups, 2, 16, 16]        tiles of the first, then of the second 16 rows of W
 C  float32 [4, 16, 16]                 two tiles of rows times two of weights
 
@@ -21,11 +21,11 @@ from mlc_llm.backends.cpu.formats import BLOCK
 from mlc_llm.kernels.cpu import amx
 from mlc_llm.kernels.cpu.amx import ROWS
 from mlc_llm.kernels.cpu.amx_blocking import VECTORS, Blocking, Place, blocks_together
-from mlc_llm.kernels.cpu.amx_pipeline import AmxProduct, Buffers, L
+from mlc_llm.kernels.cpu.amx_pipeline import AmxProduct, Buffers, Chunk, L
 from mlc_llm.kernels.cpu.quant_blocks import GROUP
 from mlc_llm.kernels.cpu.row_block import put
 from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at
-from mlc_llm.kernels.types import Expr, Index
+from mlc_llm.kernels.types import Buffer, Expr, Index
 
 K_BLOCK_GROUPS = 8
 """Groups of a k block, at most. Its weights, those that are made for the next one, and a row block
@@ -41,7 +41,9 @@ MOST_BLOCKS = 8
 class FastProduct(AmxProduct):
     """See `AmxProduct`. A format says how `fill` unpacks it, and what a sum counts."""
 
-    def __init__(self, n: int, k: int, row_words: int, accumulate: bool) -> None:
+    x_row_bytes = amx.ROW_BYTES
+
+    def __init__(self, n: int, k: int, accumulate: bool) -> None:
         assert k % GROUP == 0, "a step has whole groups"
         self.accumulate, groups = accumulate, k // GROUP
         most = groups if groups <= MOST_GROUPS else K_BLOCK_GROUPS
@@ -55,7 +57,7 @@ class FastProduct(AmxProduct):
             vectors=VECTORS,
             sums=4,
             dtype="float32",
-            row_words=row_words,
+            row_words=k // 2,
             task_blocks=blocks_together(n // BLOCK, MOST_BLOCKS) if k > WHOLE else 1,
         )
 
@@ -67,9 +69,17 @@ class FastProduct(AmxProduct):
         """X tiles are 16 rows each, W tiles 16 rows of weights each."""
         return amx.multiply_floats(amx.SUMS + 2 * x + w, amx.X_TILES + x, amx.W_TILES + w)
 
-    def first_word(self, k_block: Index, step: Index, x: Index) -> Index:
-        """Both tiles have the same columns."""
-        return (k_block * self.k_block_groups + step) * (GROUP // 2)
+    def first_row(self, chunk: Chunk, tile: Index) -> Expr:
+        """The last tile may have rows that are not there."""
+        return chunk.start + tile * ROWS
+
+    def x_tile(
+        self, X: Buffer, chunk: Chunk, row_block: Expr, k_block: Expr, step: Expr, x: Index
+    ) -> Expr:
+        """Both tiles have the same columns. The last one stands for one behind it, too."""
+        last = T.ceildiv(chunk.m, ROWS) - 1
+        tile = T.min(T.floordiv(chunk.start, ROWS) + 2 * row_block + x, last)
+        return T.address_of(X[tile, k_block * self.k_block_groups + step, 0, 0])
 
     @T.inline
     def finish_row(self, buffers, place, row, partial, tile, r):

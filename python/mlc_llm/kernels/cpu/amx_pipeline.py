@@ -14,7 +14,7 @@
 `amx_blocking.py` says what the blocks are. Tiles of a weight block are made once and lie in the
 first cache. They meet all row blocks of a chunk, which lie in the second cache.
 
-X      int32 [m, row_words]               activations
+X      int32                             activations, as the product says
 W      int32 [n/32, groups + 1, stride]   packed weights (`backends/cpu/formats.py`)
 Y      float32 [m, n]                     the result
 B      int32 [2, steps, 2, 16, 16]        W tiles: of the weight block in use, and of the next one
@@ -68,16 +68,8 @@ class Chunk(NamedTuple):
     end: Index
     blocks: Index
 
-    def row(self, tile: Index) -> Expr:
-        """The first row of a tile of rows.
-
-        The last tile of all m rows may begin within the tile before.
-        """
-        return T.max(T.min(self.start + tile * ROWS, self.m - ROWS), 0)
-
-    def has(self, tile: Index, r: Index) -> Expr:
-        """Whether row r of a tile is a row of the chunk, and not one of the tile before."""
-        row = self.row(tile) + r
+    def has(self, tile: Index, row: Index) -> Expr:
+        """Whether a row of a tile is one of the chunk, and not one of the tile before."""
         return T.And(row >= self.start + tile * ROWS, row < self.end)
 
 
@@ -110,14 +102,22 @@ class AmxProduct(ABC):
     """What tiles of activations and tiles of weights are to each other."""
 
     blocking: Blocking
+    x_row_bytes: int
+    """Bytes from row to row of an X tile."""
 
     @abstractmethod
     def multiply(self, x: Index, w: Index) -> Expr:
         """The instruction that multiplies X tile x and W tile w of a step (0 or 1 each)."""
 
     @abstractmethod
-    def first_word(self, k_block: Index, step: Index, x: Index) -> Index:
-        """The word of a row of X at which tile x of a step begins."""
+    def first_row(self, chunk: Chunk, tile: Index) -> Expr:
+        """The first row of a tile of rows of a chunk."""
+
+    @abstractmethod
+    def x_tile(
+        self, X: Buffer, chunk: Chunk, row_block: Expr, k_block: Expr, step: Expr, x: Index
+    ) -> Expr:
+        """Where X tile x (0 or 1) of a step begins."""
 
     @abstractmethod
     def fill(
@@ -294,33 +294,26 @@ class Pipeline:
             T.evaluate(
                 amx.load(
                     amx.X_TILES + i,
-                    self.x_address(buffers.X, chunk, weight_block, u, t, i),
-                    4 * self.blocking.row_words,
+                    self.product.x_tile(
+                        buffers.X, chunk, u, weight_block // self.blocking.same_k, t, i
+                    ),
+                    self.product.x_row_bytes,
                 )
             )
             T.evaluate(
-                amx.load(
-                    amx.W_TILES + i, T.address_of(buffers.B[side, t, i, 0, 0]), amx.ROW_BYTES
-                )
+                amx.load(amx.W_TILES + i, T.address_of(buffers.B[side, t, i, 0, 0]), amx.ROW_BYTES)
             )
-
-    def x_address(
-        self, X: Buffer, chunk: Chunk, weight_block: Expr, u: Expr, t: Expr, i: Index
-    ) -> Expr:
-        """Where X tile i of step t begins. One tile of rows stands for both, or they are apart."""
-        row = chunk.row(u * self.blocking.row_tiles + i % self.blocking.row_tiles)
-        word = self.product.first_word(weight_block // self.blocking.same_k, t, i)
-        return T.address_of(X[row, word])
 
     @T.inline
     def finish_row(self, buffers, work, task, weight_block, u, tile, r):
         """Finishes row r of a tile of a row block, if it is a row of its own."""
         number = T.meta_var(u * self.blocking.row_tiles + tile)
-        if work.chunk(task).has(number, r):
+        row = T.meta_var(self.product.first_row(work.chunk(task), number) + r)
+        if work.chunk(task).has(number, row):
             self.product.finish_row(
                 buffers,
                 work.place(task, weight_block),
-                work.chunk(task).row(number) + r,
+                row,
                 weight_block % self.blocking.same_k * self.blocking.row_blocks + u,
                 tile,
                 r,
@@ -336,7 +329,9 @@ class Pipeline:
                         T.evaluate(
                             prefetch(
                                 buffers.Y,
-                                work.chunk(task).row(u * self.blocking.row_tiles + tile)
+                                self.product.first_row(
+                                    work.chunk(task), u * self.blocking.row_tiles + tile
+                                )
                                 + t * self.blocking.rows_a_step
                                 + i,
                                 work.place(task, weight_block).column + v * L,

@@ -46,7 +46,8 @@ LEFT = (3, 2)
 
 
 def quant_block_sum(sums: Expr, exact: Expr, units: Expr, scale: Expr) -> Expr:
-    """`sums` plus a quant block; exact: int64, or whole numbers as float64; scale: bits of its float32."""
+    """`sums` plus a quant block; exact: whole numbers, float64 or int64; scale: bits of its
+    float32."""
     x_scale = splat(T.reinterpret(scale, dtype="float32"), HALF)
     return sums + T.cast(exact, f"float32x{HALF}") * (units * x_scale)
 
