@@ -153,8 +153,8 @@ def write_answers(
     for start in range(0, count, STREAMS):
         listener = Listener()
         core = EngineCore(runner, tokenizer, WITH_VECTORS, drafter=listener)
-        assert core._speculator is not None
-        core._speculator.lengths = EachStep()
+        assert core._steps.speculator is not None
+        core._steps.speculator.lengths = EachStep()
         for i in range(start, min(start + STREAMS, count)):
             config = GenerationConfig(temperature=0.7 * (i % 2), seed=i, max_tokens=length)
             ids = tokenizer.encode(every[i % len(every)], special=True)

@@ -32,5 +32,5 @@ class Always:
 
 def draft_always(core: EngineCore, most: int, *, may_fail: bool = False) -> None:
     """Without a drafter the core stays as it is. may_fail: a drafter that raises is expected."""
-    if core._speculator is not None:
-        core._speculator.lengths = Always(most, may_fail=may_fail)
+    if core._steps.speculator is not None:
+        core._steps.speculator.lengths = Always(most, may_fail=may_fail)

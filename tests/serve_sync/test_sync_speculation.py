@@ -245,8 +245,8 @@ def test_heads_draft_what_numpy_does(
     """Their vectors are those of the text that the model has read."""
     opened = Opened(models["model"], config_of("medusa", models))
     seen: list[tuple[int, Any, list[int]]] = []
-    assert opened.core._speculator is not None
-    heads: Any = opened.core._speculator._drafter._heads  # type: ignore[attr-defined]
+    assert opened.core._steps.speculator is not None
+    heads: Any = opened.core._steps.speculator._drafter._heads  # type: ignore[attr-defined]
     sample = heads.sample
 
     def watched(head: int, hidden: Any, samplings: Any) -> Any:
@@ -268,8 +268,8 @@ def test_an_eagle_head_drafts_what_numpy_does(
 ) -> None:
     """It has the vectors of the whole text, also of a prefix that another request has computed."""
     opened = Opened(models["model"], config_of(mode, models, kernels="reference"))
-    assert opened.core._speculator is not None
-    drafter: Any = opened.core._speculator._drafter
+    assert opened.core._steps.speculator is not None
+    drafter: Any = opened.core._steps.speculator._drafter
     seen: list[tuple[list[int], list[int]]] = []
     draft = drafter.draft
 

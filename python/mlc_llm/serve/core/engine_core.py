@@ -14,34 +14,26 @@ import itertools
 import logging
 import time
 from collections import abc
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from mlc_llm.errors import EngineDead, InvalidField, RequestError
-from mlc_llm.runtime.batch import OverlappingRunner, Runner, Sampled
-from mlc_llm.runtime.decode_rows import ChosenTokens
+from mlc_llm.runtime.batch import Runner
 from mlc_llm.runtime.limits import RunnerLimits
 from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.accepted_requests import AcceptedRequests, Outputs
 from mlc_llm.serve.core.adapters import Adapters
 from mlc_llm.serve.core.admission import Admission, Prepared
-from mlc_llm.serve.core.decode_groups import DecodeGroups
 from mlc_llm.serve.core.gauges import gauges
 from mlc_llm.serve.core.handover import begin
-from mlc_llm.serve.core.overlap import Overlap
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.core.postprocess import Postprocessor
 from mlc_llm.serve.core.prefix_cache import PrefixCache
-from mlc_llm.serve.core.queue_note import QueueNote
 from mlc_llm.serve.core.scheduler import Scheduler
 from mlc_llm.serve.core.sequence_state import Status
 from mlc_llm.serve.core.speculation.drafter import Drafter
-from mlc_llm.serve.core.speculation.speculator import Speculator, make_speculator
-from mlc_llm.serve.core.speculation.verify import DraftVerifier
-from mlc_llm.serve.core.step_plan import StepPlan
-from mlc_llm.serve.core.step_runner import reason_of, run_rows
-from mlc_llm.serve.core.take_rows import RowTaker
-from mlc_llm.serve.core.take_tokens import take_tokens
+from mlc_llm.serve.core.step_runner import reason_of
+from mlc_llm.serve.core.steps import Steps
 from mlc_llm.serve.core.telemetry import Telemetry
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
@@ -92,13 +84,9 @@ class EngineCore:
         """The most tokens that a prompt and its answer have together; a prompt has fewer."""
         self._scheduler = Scheduler(runner, config)
         self._postprocessor = Postprocessor(tokenizer, longest, policy)
-        self._verifier = DraftVerifier(runner, self._scheduler.pages)
-        self._speculator = make_speculator(drafter, self._verifier, config, longest)
         self._telemetry = Telemetry(trace, policy, clock)
         self._requests = AcceptedRequests(self._scheduler, self._telemetry, self.adapters)
-        self._taker = self._row_taker()
-        self._overlap = self._overlapping(policy)
-        self._queue_note = QueueNote(config)
+        self._steps = self._make_steps(config, drafter, policy)
         self._arrivals = itertools.count()
         self.fault: str | None = None
         """Why nothing can be computed any more; None: it can."""
@@ -194,7 +182,7 @@ class EngineCore:
         if request_id in self._requests:
             self._is_torn = True
             outputs = self._requests.abort(request_id)
-            self._forget_step()
+            self._steps.forget()
             self._is_torn = False
         return self._given(outputs)
 
@@ -204,10 +192,7 @@ class EngineCore:
             self._mend()
         self._is_torn = True
         try:
-            plan = self._plan()
-            samples = self._run(plan)
-            outputs = self._update(plan, samples)
-            self._forget_step()
+            outputs = self._steps.next()
         except Exception as error:
             outputs = self._collapse(error)
         self._is_torn = False
@@ -252,102 +237,23 @@ class EngineCore:
         self._requests.check_integrity()
         self._scheduler.check_integrity()
         self.adapters.check_integrity()
-        if self._speculator is not None:
-            self._speculator.check_integrity()
+        self._steps.check_integrity()
         if not self.prefix_cache.num_sequences:
             assert self._runner.free_pages == self._runner.limits.num_pages
 
+    def _make_steps(
+        self, config: EngineConfig, drafter: Drafter | None, policy: RequestPolicy
+    ) -> Steps:
+        return Steps(
+            *(self._runner, self._scheduler, self._postprocessor, self._telemetry, self._requests),
+            config=config,
+            drafter=drafter,
+            longest=self.longest_sequence,
+            by_tokens=type(policy) is RequestPolicy,
+        )
+
     def _numbers(self) -> dict[str, object]:
         return self._telemetry.numbers(gauges(self._scheduler, self._runner))
-
-    def _row_taker(self) -> RowTaker:
-        return RowTaker(
-            self._scheduler, self._postprocessor, self._verifier, self._telemetry, self._requests
-        )
-
-    def _overlapping(self, policy: RequestPolicy) -> Overlap | None:
-        """Where tokens alone decide about ends, rows are planned in groups; and started early where
-        nobody drafts, and the runner can do it."""
-        if type(policy) is not RequestPolicy:
-            return None
-        longest, now = self.longest_sequence, self._telemetry.now
-        groups = DecodeGroups(longest, self._runner)
-        self._scheduler.groups = groups
-        if self._speculator is not None or not self._runner.limits.overlaps:
-            return None
-        runner = cast("OverlappingRunner", self._runner)
-        return Overlap(runner, self._scheduler, groups, longest, now)
-
-    def _forget_step(self) -> None:
-        """A step that is under way is nobody's if there is no request."""
-        if self._overlap is not None and not self._requests:
-            self._overlap.drop()
-
-    def _plan(self) -> StepPlan:
-        """The step that is under way already, or else a new one."""
-        under_way = None if self._overlap is None else self._overlap.next_plan()
-        if under_way is not None:
-            return under_way
-        speculator = self._speculator
-        plan = self._scheduler.schedule(by_row=speculator is not None and speculator.is_drafting)
-        if self._queue_note.is_due:
-            self._queue_note.look(self._scheduler.num_running, self._scheduler.num_waiting)
-        if speculator is None or not speculator.looks(self._telemetry.now()):
-            return plan
-        return self._with_drafts(plan, speculator)
-
-    def _with_drafts(self, plan: StepPlan, speculator: Speculator) -> StepPlan:
-        """Add draft tokens to rows of the plan, where that is wanted and likely to pay. Rows by
-        column are planned again: a draft is an object's."""
-        start = self._telemetry.now()
-        lengths = speculator.wanted(plan)
-        if lengths and plan.group is not None:
-            planned = plan.sequences
-            plan = self._scheduler.schedule(by_row=True)
-            assert plan.sequences == planned, "the same rows"
-        if lengths:
-            speculator.draft(plan, lengths)
-            self._telemetry.note_drafts(plan)
-        plan.draft_seconds = self._telemetry.now() - start
-        return plan
-
-    def _run(self, plan: StepPlan) -> abc.Sequence[abc.Sequence[Sampled]]:
-        """The samples of each row; the time that they took goes into the plan."""
-        telemetry = self._telemetry
-        if plan.lookups or plan.preempted:
-            telemetry.note_plan(plan)
-        if not plan.sequences:
-            return []
-        if telemetry.trace is not None:
-            telemetry.note_rows(plan, "start")
-        start, overlap = telemetry.now(), self._overlap
-        samples = run_rows(self._runner, plan) if overlap is None else overlap.run(plan)
-        plan.ended_at = telemetry.now()
-        plan.run_seconds = plan.ended_at - (start if plan.begun_at is None else plan.begun_at)
-        if telemetry.trace is not None:
-            telemetry.note_rows(plan, "finish")
-        self._scheduler.prefill_budget.learn(
-            plan.draft_seconds + plan.run_seconds,
-            prompt_tokens=plan.prompt_tokens,
-            decoding=plan.decoding,
-        )
-        return samples
-
-    def _update(self, plan: StepPlan, samples: abc.Sequence[abc.Sequence[Sampled]]) -> Outputs:
-        """Take in the samples. Returns the outputs of each request of the plan."""
-        now = plan.ended_at
-        if type(samples) is ChosenTokens and self._postprocessor.knows(samples.ids):
-            outputs, rows = take_tokens(plan, samples.ids, now)
-        else:
-            outputs, rows = [], range(len(samples))
-        for i in rows:
-            self._taker.take(plan, i, samples[i], now)
-        if self._speculator is not None and (rows or not self._speculator.rests):
-            self._speculator.learn(plan)  # also that a sequence has ended
-        self._telemetry.record_step(plan)
-        if rows:
-            outputs += self._requests.report([plan.sequences[i] for i in rows])
-        return outputs
 
     def _collapse(self, error: Exception) -> Outputs:
         """The bookkeeping itself failed: end everything with an error, start from nothing."""
@@ -375,10 +281,7 @@ class EngineCore:
         """End every request and forget every sequence, whatever state they are in."""
         self._is_torn = True
         self._runner.reset()
-        if self._overlap is not None:
-            self._overlap.drop()
-        if self._speculator is not None:
-            self._speculator.reset()
+        self._steps.reset()
         outputs = self._requests.end_all(status, error)
         self._is_torn = False
         return outputs
