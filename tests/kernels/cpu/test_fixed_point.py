@@ -115,11 +115,13 @@ def test_a_large_matrix_uses_tiles_earlier(isa: Isa) -> None:
         assert run(isa, packed, x[:m]).tobytes() == alone[:m].tobytes(), f"{m} rows"
 
 
+@pytest.mark.parametrize("n", [33, 100])
 @each_isa(with_amx=True)
-def test_chunks_of_rows(isa: Isa) -> None:
-    """More rows than a chunk of activations holds."""
+def test_long_rows(isa: Isa, n: int) -> None:
+    """Of two column blocks: more rows than a chunk of activations holds. Of four: two of them are a
+    task."""
     packed = pack(
-        random_weights("Q4_0", 33, 8192), format_of_kind("Q4_0", half=True, fixed_point=True)
+        random_weights("Q4_0", n, 8192), format_of_kind("Q4_0", half=True, fixed_point=True)
     )
     x = rows(150, 8192)
     whole = run(isa, packed, x)

@@ -232,16 +232,18 @@ class Pipeline:
         """Multiplies row block u of a chunk by a weight block, and meanwhile does the vectors' work
         (`fill`, `finish_row`).
 
-        What the steps need to know is bound before them. `state` is memory, which they would read
-        again, and compute all places anew, for each row and each group.
+        What the steps need to know is bound before them: they would read `state`, which is memory,
+        and compute all places anew for each row and each group.
         """
         state = T.meta_var(buffers.state)
         now: T.let[T.int32] = state[NOW]
         side: T.let[T.int32] = (state[BEGUN] + weight_block) % 2
+        # The row block before.
         old: T.let[T.int32] = self.old_task(state, weight_block, u)
-        next: T.let[T.int32] = self.next_task(state, weight_block)
         old_block: T.let[T.int32] = self.old_block(weight_block, u)
         old_u: T.let[T.int32] = T.if_then_else(u > 0, u, work.chunk(old).blocks) - 1
+        # The next weight block: this row block fills the groups `low` to `high`, `some` a step.
+        next: T.let[T.int32] = self.next_task(state, weight_block)
         after = T.meta_var((weight_block + 1) % self.blocking.weight_blocks)
         groups: T.let[T.int32] = T.if_then_else(
             next < work.tasks, self.blocking.groups_of(after), 0
