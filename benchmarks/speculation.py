@@ -257,8 +257,8 @@ def main() -> None:
         EngineCore(drafting, tokenizer, config, drafter=drafter),
     )
     if options.always:
-        assert cores[1]._speculator is not None
-        cores[1]._speculator.lengths = Always()
+        assert cores[1]._steps.speculator is not None
+        cores[1]._steps.speculator.lengths = Always()
     print_configuration(
         "speculative decoding",
         model=model.name,

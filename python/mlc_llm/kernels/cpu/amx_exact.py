@@ -77,7 +77,7 @@ class ExactProduct(AmxProduct):
         """X tiles are the planes of the same rows, W tiles those of the same weights."""
         return amx.multiply(amx.SUMS + x + w, amx.X_TILES + x, amx.W_TILES + w)
 
-    def first_row(self, chunk: Chunk, tile: Index) -> Expr:
+    def first_row(self, chunk: Chunk, tile: Index) -> Index:
         """The last tile of all m rows may begin within the tile before."""
         return T.max(T.min(chunk.start + tile * ROWS, chunk.m - ROWS), 0)
 

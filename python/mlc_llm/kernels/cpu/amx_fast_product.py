@@ -69,7 +69,7 @@ class FastProduct(AmxProduct):
         """X tiles are 16 rows each, W tiles 16 rows of weights each."""
         return amx.multiply_floats(amx.SUMS + 2 * x + w, amx.X_TILES + x, amx.W_TILES + w)
 
-    def first_row(self, chunk: Chunk, tile: Index) -> Expr:
+    def first_row(self, chunk: Chunk, tile: Index) -> Index:
         """The last tile may have rows that are not there."""
         return chunk.start + tile * ROWS
 

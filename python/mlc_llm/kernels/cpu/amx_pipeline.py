@@ -110,7 +110,7 @@ class AmxProduct(ABC):
         """The instruction that multiplies X tile x and W tile w of a step (0 or 1 each)."""
 
     @abstractmethod
-    def first_row(self, chunk: Chunk, tile: Index) -> Expr:
+    def first_row(self, chunk: Chunk, tile: Index) -> Index:
         """The first row of a tile of rows of a chunk."""
 
     @abstractmethod
