@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from mlc_llm.backends.cpu.memory import (
@@ -67,25 +68,26 @@ def test_no_huge_page_reaches_over_the_end_of_scratch() -> None:
     assert "hg" not in advice(start + len(memory) - 1)
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux says what is resident")
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="Linux says what is resident")
 @pytest.mark.parametrize("size", [0, SMALL_START, SMALL_START + HUGE_PAGE - 1, 8 * HUGE_PAGE])
 def test_large_scratch_is_given_back(size: int) -> None:
     scratch = HostScratch(size)
     memory = np.from_dlpack(scratch.tensor)
     memory[:] = 1
-    large, before = max(size - SMALL_START, 0) // HUGE_PAGE * HUGE_PAGE, resident()
+    large, before = max(size - SMALL_START, 0) // HUGE_PAGE * HUGE_PAGE, resident(memory)
     scratch.give_back()
-    # The system counts in pieces, and this process may take a page or give one back meanwhile.
-    assert abs(before - resident() - large) < HUGE_PAGE // 2
+    assert before - resident(memory) == large
     assert memory[:SMALL_START].all()
     memory[:] = 2
     assert memory.shape == (size,) and (memory == 2).all()
 
 
-def resident() -> int:
-    """Bytes of this process."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def resident(memory: npt.NDArray[Any]) -> int:
+    """Bytes of its pages that are in memory. A count of the whole process changes by itself."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    first, end = memory.ctypes.data // page, -(-(memory.ctypes.data + len(memory)) // page)
+    entries = np.fromfile("/proc/self/pagemap", np.uint64, end - first, offset=8 * first)
+    return int((entries >> np.uint64(63)).sum()) * page
 
 
 def advice(address: int) -> list[str]:
