@@ -86,9 +86,10 @@ class Ops(Protocol):
     is_fast: bool
     """Some operation made so far computes every token so."""
 
-    def begin(self, fast_tokens: Tensor | None = None) -> None:
+    def begin(self, fast_tokens: Tensor | None = None, *, whole: bool = False) -> None:
         """Operations over another set of tokens follow. fast_tokens: int32 [1], how many of the
-        first may be computed less exactly; None: none."""
+        first may be computed less exactly; None: none. whole: they are whole texts or images, of
+        which no token is ever computed in a step of its own."""
 
     def adapt(self, matrices: Sequence[tuple[Matrix, AdapterInputs]]) -> None:
         """From here on `linear` with one of these matrices adds what adapters of tokens add."""

@@ -55,7 +55,7 @@ class Encoder(nn.Module):  # type: ignore[misc]
         pages: Tensor,
     ) -> Tensor:
         ops, spec = self.ops, self.spec
-        ops.begin(fast_tokens)
+        ops.begin(fast_tokens, whole=True)
         x = self._embedded(tokens, token_types, position)
         for i, layer in enumerate(self.layers):
             rope, reach = spec.attention_layers[i].rope, spec.attention_layers[i].reach

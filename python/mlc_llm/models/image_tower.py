@@ -44,9 +44,9 @@ class ImageTower(nn.Module):  # type: ignore[misc]
         pages: Tensor,
     ) -> Tensor:
         ops, spec = self.ops, self.spec
-        ops.begin()
+        ops.begin(whole=True)
         x = ops.linear(self.patch, patches, bias=self.patch_bias)
-        ops.begin(fast_tokens)
+        ops.begin(fast_tokens, whole=True)
         x = ops.add(x, self.positions)
         inputs = LayerInputs(
             position, position, None, slots, places, query_blocks, page_ids, window, pages
@@ -54,7 +54,7 @@ class ImageTower(nn.Module):  # type: ignore[misc]
         for layer in self.layers:
             x = layer(x, [inputs])
         x = self._joined(normed_rows(self, "norm", x, spec, ops))
-        ops.begin()  # tokens follow, and no patches
+        ops.begin(whole=True)  # tokens follow, and no patches
         return ops.linear(self.project, x)
 
     def _joined(self, x: Tensor) -> Tensor:

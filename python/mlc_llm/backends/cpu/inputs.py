@@ -14,6 +14,7 @@ from mlc_llm.kernels.cpu.activation import Source, floats, quantize, quantized_w
 from mlc_llm.kernels.cpu.bf16 import TILE_ROWS, prepare_fast, prepare_fast_integers
 from mlc_llm.kernels.cpu.matmul import can_quantize
 from mlc_llm.kernels.cpu.quant_blocks import quantize_blocks, row_width
+from mlc_llm.kernels.cpu.split import split_rows
 from mlc_llm.kernels.types import Index
 
 
@@ -39,6 +40,7 @@ class Input:
     _prepared: dict[tuple[bool, bool, int, bool], Tensor] = field(default_factory=dict)
     """The tensors made of it, by the way in which a matrix reads them."""
     _floats: Tensor | None = None
+    _parts: Tensor | None = None
 
     @property
     def arguments(self) -> list[Tensor]:
@@ -47,11 +49,20 @@ class Input:
         return args if self.bias is None else [*args, self.bias]
 
     def given_to(
-        self, matrix: Packed, isa: Isa, scratch: Scratch, fast: Tensor | None
+        self,
+        matrix: Packed,
+        isa: Isa,
+        scratch: Scratch,
+        fast: Tensor | None,
+        *,
+        split: bool,
     ) -> tuple[list[Tensor], Source | None]:
         """What the product of the matrix takes of the input; and of which rows it quantises it into
         the last of these tensors, for itself and all that read it later: None if it is made
-        already, or by a kernel of its own. fast: the number of fast tokens."""
+        already, or by a kernel of its own. fast: the number of fast tokens. split: in two parts of
+        each number (`split.py`)."""
+        if split:
+            return [self._split(matrix.columns, scratch)], None
         key = _way(matrix, fast)
         if key in self._prepared or not can_quantize(matrix.fmt, isa, fast=fast is not None):
             return [self.read_by(matrix, isa, scratch, fast)], None
@@ -67,6 +78,14 @@ class Input:
         if key not in self._prepared:
             self._prepared[key] = self._prepare(matrix, isa, scratch, fast)
         return self._prepared[key]
+
+    def _split(self, k: int, scratch: Scratch) -> Tensor:
+        """The input as `split_rows` makes it, made once."""
+        if self._parts is None:
+            out = Tensor.placeholder([self.x.shape[0] + TILE_ROWS, k], "int32")
+            kernel, name = split_rows(self.kind, k, self.eps), f"{self.kind}_{k}_split"
+            self._parts = scratch.call(kernel, name, self.arguments, out)
+        return self._parts
 
     def _quantised(self, matrix: Packed, rows: Index) -> Tensor:
         """The shape of so many rows as `quantize` makes them."""

@@ -46,6 +46,7 @@ from mlc_llm.backends.operands import (
 )
 from mlc_llm.backends.plain_rows import PlainRows
 from mlc_llm.kernels.cpu.activation import Source
+from mlc_llm.kernels.cpu.amx_split import can_split
 from mlc_llm.kernels.cpu.edit_logits import edit_logits
 from mlc_llm.kernels.cpu.elementwise import beside, changed
 from mlc_llm.kernels.cpu.embedding import embedding
@@ -77,11 +78,12 @@ class CpuOps(AttentionOps, PlainRows):
         self._isa = isa
         self._scratch = Scratch()
         self._fast_tokens: Tensor | None = None
+        self._whole = False
         self._adapted = Adapted([], isa)
         self.has_fast_tokens = self.is_fast = False
 
-    def begin(self, fast_tokens: Tensor | None = None) -> None:
-        self._scratch, self._fast_tokens = Scratch(), fast_tokens
+    def begin(self, fast_tokens: Tensor | None = None, *, whole: bool = False) -> None:
+        self._scratch, self._fast_tokens, self._whole = Scratch(), fast_tokens, whole
 
     def adapt(self, matrices: Sequence[tuple[PackedMatrix, AdapterInputs]]) -> None:
         self._adapted = Adapted(matrices, self._isa)
@@ -195,14 +197,15 @@ class CpuOps(AttentionOps, PlainRows):
     ) -> Tensor:
         """The same without adapters; inputs: of those that come next."""
         fast = self._fast_tokens if matrix.is_fast else None
-        args, source = self._read(given, matrix, fast)
+        split = self._is_split(matrix, fast)
+        args, source = self._read(given, matrix, fast, split=split)
         add = add_to is not None
         has_fast, asks = fast is not None, None
         if inputs is not None:
             asks = self._adapted.asks(inputs, matrix.fmt, fast=has_fast)
         kernel = matmul(
             matrix.rows, matrix.columns, matrix.fmt, self._isa,
-            accumulate=add, fast=has_fast, asks=asks, source=source,
+            accumulate=add, fast=has_fast, split=split, asks=asks, source=source,
         )  # fmt: skip
         args += [matrix.packed, *([] if fast is None else [fast])]
         if inputs is not None and asks is not None:
@@ -217,10 +220,14 @@ class CpuOps(AttentionOps, PlainRows):
         )
 
     def _read(
-        self, given: Input, matrix: PackedMatrix, fast: Tensor | None
+        self, given: Input, matrix: PackedMatrix, fast: Tensor | None, *, split: bool
     ) -> tuple[list[Tensor], Source | None]:
         """See `Input.given_to`."""
-        return given.given_to(matrix, self._isa, self._scratch, fast)
+        return given.given_to(matrix, self._isa, self._scratch, fast, split=split)
+
+    def _is_split(self, matrix: PackedMatrix, fast: Tensor | None) -> bool:
+        """Whether the matrix is multiplied in two parts of each number."""
+        return self._whole and fast is None and can_split(matrix.fmt, self._isa, matrix.columns)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return reduced(x)
@@ -308,7 +315,7 @@ class CpuOps(AttentionOps, PlainRows):
         if not isinstance(x, Input):
             return self.take_rows(x, rows)
         assert x.weight is None or x.weight.ndim == 1, "only x has rows"
-        return replace(x, x=self.take_rows(x.x, rows), _prepared={}, _floats=None)
+        return replace(x, x=self.take_rows(x.x, rows), _prepared={}, _floats=None, _parts=None)
 
     def keep_vectors(self, x: Tensor, slot: Tensor, pages: Sequence[Tensor]) -> list[Tensor]:
         return keep_vectors(x, slot, pages, self._isa.kv_dtype)

@@ -72,11 +72,15 @@ class RecordingOps(CpuOps):
     def matrix(self, rows: int, columns: int, kind: str, role: str) -> PackedMatrix:
         return RecordingMatrix(super().matrix(rows, columns, kind, role))
 
+    def _is_split(self, matrix: PackedMatrix, fast: Tensor | None) -> bool:
+        """What is recorded are floats as the matrix reads them."""
+        return False
+
     def _read(
-        self, given: Input, matrix: PackedMatrix, fast: Tensor | None
+        self, given: Input, matrix: PackedMatrix, fast: Tensor | None, *, split: bool
     ) -> tuple[list[Tensor], Source | None]:
         assert isinstance(matrix, RecordingMatrix) and matrix.fmt.is_float
-        (read,), _ = super()._read(given, matrix, fast)
+        (read,), _ = super()._read(given, matrix, fast, split=split)
         outs = [float_tensor(*read.shape), float_tensor(matrix.columns)]
         kernel, args = add_squares(matrix.columns), [read, matrix.squares]
         read, _ = op.tensor_ir_inplace_op(kernel, "add_squares", args, [0, 1], outs)

@@ -84,7 +84,7 @@ class CudaOps(AttentionOps, ChoiceOps, PlainOps, RowOps, RwkvOps, StateOps):
         self._fast_tokens: Tensor | None = None
         self._adapted: list[tuple[PackedMatrix, AdapterInputs]] = []
 
-    def begin(self, fast_tokens: Tensor | None = None) -> None:
+    def begin(self, fast_tokens: Tensor | None = None, *, whole: bool = False) -> None:
         self._fast_tokens = fast_tokens
 
     def begin_layer(self) -> None:

@@ -85,7 +85,7 @@ class ReferenceOps(PlainRows):
     def adapt(self, matrices: Sequence[tuple[Matrix, AdapterInputs]]) -> None:
         self._adapted = list(matrices)
 
-    def begin(self, fast_tokens: Tensor | None = None) -> None:
+    def begin(self, fast_tokens: Tensor | None = None, *, whole: bool = False) -> None:
         """All tokens are exact."""
 
     def begin_layer(self) -> None:

@@ -19,19 +19,15 @@ from tvm.script import tirx as T
 from mlc_llm.backends.cpu.formats import WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.activation import quantized_width
+from mlc_llm.kernels.cpu.amx import ROWS
 from mlc_llm.kernels.cpu.amx_blocking import VECTORS, Place
 from mlc_llm.kernels.cpu.amx_fast_product import FastProduct
 from mlc_llm.kernels.cpu.amx_pipeline import Buffers, L, Pipeline
 from mlc_llm.kernels.cpu.bf16 import TILE_ROWS, round_pair, tiles_shape
-from mlc_llm.kernels.cpu.float_matmul import DequantisedProduct
 from mlc_llm.kernels.cpu.integer_matmul import IntegerProduct
-from mlc_llm.kernels.cpu.quant_blocks import GROUP
-from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
+from mlc_llm.kernels.cpu.tile_weights import PART_ROWS, tile_weights
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
-from mlc_llm.kernels.types import Buffer, Expr, Index
-
-PARTS = 4
-"""Parts in which `fill` makes the tiles of 32 columns, one behind each product of a step."""
+from mlc_llm.kernels.types import Expr, Index
 
 
 def fast_integer_matmul(
@@ -39,7 +35,7 @@ def fast_integer_matmul(
 ) -> tvm.tirx.PrimFunc:
     """Kernel as `matmul.matmul` describes it for fast rows."""
     groups, width = k // fmt.group, quantized_width(fmt.group)
-    fast = Pipeline(n, IntegerTiles(n, k, fmt, isa, accumulate))
+    fast = Pipeline(n, IntegerTiles(n, k, fmt, accumulate))
     exact, (shape, _) = IntegerProduct(n, k, fmt, isa, accumulate), tensor_shape(fmt, n, k)
 
     @T.prim_func(private=True, s_tir=True)
@@ -69,10 +65,9 @@ def fast_integer_matmul(
 class IntegerTiles(FastProduct):
     """Weights are unpacked with their scales, so a sum is a result."""
 
-    def __init__(self, n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> None:
+    def __init__(self, n: int, k: int, fmt: WeightFormat, accumulate: bool) -> None:
         super().__init__(n, k, accumulate)
-        self.fmt, self.values = fmt, DequantisedProduct(n, k, fmt, isa, accumulate)
-        self.quads, self.joined = fmt.group // 4, GROUP // fmt.group
+        self.weights = tile_weights(fmt)
 
     def counted(self, sums: Expr, buffers: Buffers, place: Place, v: Index) -> Expr:
         return sums
@@ -82,24 +77,9 @@ class IntegerTiles(FastProduct):
         """Four rows of both tiles."""
         whole: T.let[T.int32] = place.k_block * self.k_block_groups + group
         for v in T.unroll(VECTORS):
-            for i in T.unroll(GROUP // 2 // PARTS):
-                B[side, group, v, self.row(part, i), lanes_at(0, L)] = round_pair(
-                    self.value(W, place.block, whole, v, self.row(part, i)),
-                    self.value(W, place.block, whole, v, self.row(part, i) + GROUP // 2),
+            for i in T.unroll(PART_ROWS):
+                row = T.meta_var(self.weights.row(part, i))
+                B[side, group, v, row, lanes_at(0, L)] = round_pair(
+                    self.weights.value(W, place.block, whole, v, row),
+                    self.weights.value(W, place.block, whole, v, row + ROWS),
                 )
-
-    def row(self, part: Index, i: Index) -> Index:
-        """Row i of those of a part: rows of a part share the words of weights."""
-        quads = self.quads // PARTS
-        return i // quads * self.quads + part * quads + i % quads
-
-    def value(self, W: Buffer, block: Index, whole: Index, v: Index, column: Index) -> Expr:
-        """float32 weights of a column of 32 columns, with their scale."""
-        group = whole * self.joined + column // self.fmt.group
-        byte, quad = column % self.fmt.group // self.quads, column % self.quads
-        return self.values.value(
-            weight_words(self.fmt, W, block, group, v * L, L),
-            scale_at(self.fmt, W, block, group, v, L),
-            minimum_at(self.fmt, W, block, group, v, L),
-            *(quad % self.fmt.low_words, quad // self.fmt.low_words, byte),
-        )

@@ -43,10 +43,11 @@ class FastProduct(AmxProduct):
 
     x_row_bytes = amx.ROW_BYTES
 
-    def __init__(self, n: int, k: int, accumulate: bool) -> None:
+    def __init__(self, n: int, k: int, accumulate: bool, parts: int = 1) -> None:
+        """parts: of each number, which are tiles of their own."""
         assert k % GROUP == 0, "a step has whole groups"
         self.accumulate, groups = accumulate, k // GROUP
-        most = groups if groups <= MOST_GROUPS else K_BLOCK_GROUPS
+        most = groups if groups * parts <= MOST_GROUPS else K_BLOCK_GROUPS // parts
         self.k_block_groups = -(-groups // -(-groups // most))
         self.k_blocks = -(-groups // self.k_block_groups)
         self.blocking = Blocking(
@@ -57,8 +58,8 @@ class FastProduct(AmxProduct):
             vectors=VECTORS,
             sums=4,
             dtype="float32",
-            row_words=k // 2,
-            task_blocks=blocks_together(n // BLOCK, MOST_BLOCKS) if k > WHOLE else 1,
+            row_words=parts * k // 2,
+            task_blocks=blocks_together(n // BLOCK, MOST_BLOCKS) if parts * k > WHOLE else 1,
         )
 
     @abstractmethod

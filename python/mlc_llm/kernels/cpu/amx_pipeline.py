@@ -5,7 +5,7 @@
         for weight_block in weight blocks of the task:
           for row_block in row blocks of the chunk:
             sums = 0                                      in AMX tiles
-            for step in steps of the weight block:
+            for step, for each pass of it:
               sums += two tiles of X * two tiles of W     four products; the vectors work meanwhile:
                   fill: tiles of the next weight block    one part behind each product
                   finish_row: rows of the row block before
@@ -17,7 +17,7 @@ first cache. They meet all row blocks of a chunk, which lie in the second cache.
 X      int32                             activations, as the product says
 W      int32 [n/32, groups + 1, stride]   packed weights (`backends/cpu/formats.py`)
 Y      float32 [m, n]                     the result
-B      int32 [2, steps, 2, 16, 16]        W tiles: of the weight block in use, and of the next one
+B      int32 [2, steps, tiles, 16, 16]    W tiles: of the weight block in use, and of the next one
 C      int32 or float32 [sums, 16, 16]    sums of the row block before
 F      float32 [partial sums, rows, vectors, 16]  sums over the k blocks so far
 claims int32 [tasks + 1]                  which tasks threads have claimed (`claims.py`)
@@ -104,6 +104,10 @@ class AmxProduct(ABC):
     blocking: Blocking
     x_row_bytes: int
     """Bytes from row to row of an X tile."""
+    passes: int = 1
+    """Passes of a step: each multiplies other tiles of the same columns."""
+    w_tiles: int = 2
+    """W tiles of a step."""
 
     @abstractmethod
     def multiply(self, x: Index, w: Index) -> Expr:
@@ -117,13 +121,22 @@ class AmxProduct(ABC):
     def x_tile(
         self, X: Buffer, chunk: Chunk, row_block: Expr, k_block: Expr, step: Expr, x: Index
     ) -> Expr:
-        """Where X tile x (0 or 1) of a step begins."""
+        """Where X tile x (0 or 1) of a step begins; `step` counts passes."""
+
+    def w_tile(self, turn: Index, w: Index) -> Index:
+        """Which tile of a step in B is W tile w (0 or 1) of a pass."""
+        return w
+
+    def loads(self, turn: Index) -> tuple[Expr | bool, Expr | bool]:
+        """Whether a pass has other X tiles, and other W tiles, than the one before."""
+        return True, True
 
     @abstractmethod
     def fill(
         self, W: Buffer, B: Buffer, side: Index, place: Place, group: Index, part: Index
     ) -> None:
-        """Inline: makes a part (0 to 3) of the tiles of one group of a weight block in B[side]."""
+        """Inline: makes a part of the tiles of one group of a weight block in B[side]. Each product
+        of a step has one, so 0 to 3 of the first pass."""
 
     @abstractmethod
     def finish_row(
@@ -185,7 +198,7 @@ class Pipeline:
     def do_tasks(self, X, W, Y, claims, state, start, work, m):
         """One thread's tasks, until none is free."""
         shape = T.alloc_buffer((amx.SHAPE_WORDS,), "int32")
-        B = T.alloc_buffer((2, self.blocking.steps, 2, ROWS, L), "int32")
+        B = T.alloc_buffer((2, self.blocking.steps, self.product.w_tiles, ROWS, L), "int32")
         C = T.alloc_buffer((self.blocking.sums, ROWS, L), self.blocking.dtype)
         F = T.alloc_buffer(
             (
@@ -214,7 +227,7 @@ class Pipeline:
     def fill_first(self, W, B, state, work):
         """Makes the tiles of the first weight block, while nothing is multiplied."""
         for g in T.serial(self.blocking.groups_of(0)):
-            for part in T.unroll(4):
+            for part in T.unroll(4 * self.product.passes):
                 self.product.fill(W, B, 0, work.place(state[CLAIMED], 0), g, part)
 
     @T.inline
@@ -254,16 +267,17 @@ class Pipeline:
         for i in T.unroll(self.blocking.sums):
             T.evaluate(amx.clear(amx.SUMS + i))
         for t in T.serial(self.blocking.steps_of(weight_block)):
-            self.load(buffers, work.chunk(now), weight_block, u, t, side)
             self.ask_for_results(buffers, work, now, weight_block, u, t)
-            for x in T.unroll(2):
-                for w in T.unroll(2):
-                    T.evaluate(self.product.multiply(x, w))
-                    for i in T.serial(T.min(some, high - low - t * some)):
-                        self.product.fill(
-                            buffers.W, buffers.B, 1 - side, work.place(next, after),
-                            *(low + t * some + i, 2 * x + w),
-                        )  # fmt: skip
+            for turn in T.unroll(self.product.passes):
+                self.load(buffers, work.chunk(now), weight_block, u, t, turn, side)
+                for x in T.unroll(2):
+                    for w in T.unroll(2):
+                        T.evaluate(self.product.multiply(x, w))
+                        for i in T.serial(T.min(some, high - low - t * some)):
+                            self.product.fill(
+                                buffers.W, buffers.B, 1 - side, work.place(next, after),
+                                *(low + t * some + i, 4 * turn + 2 * x + w),
+                            )  # fmt: skip
             if old < work.tasks:
                 for tile in T.unroll(self.blocking.row_tiles):
                     for i in T.unroll(self.blocking.rows_a_step):
@@ -290,21 +304,29 @@ class Pipeline:
         return T.if_then_else(is_last, state[CLAIMED], state[NOW])
 
     @T.inline
-    def load(self, buffers, chunk, weight_block, u, t, side):
-        """Loads the four tiles of step t."""
+    def load(self, buffers, chunk, weight_block, u, t, turn, side):
+        """Loads the four tiles of a pass of step t."""
+        loads = T.meta_var(self.product.loads(turn))
         for i in T.unroll(2):
-            T.evaluate(
-                amx.load(
-                    amx.X_TILES + i,
-                    self.product.x_tile(
-                        buffers.X, chunk, u, weight_block // self.blocking.same_k, t, i
-                    ),
-                    self.product.x_row_bytes,
+            if loads[0]:
+                T.evaluate(
+                    amx.load(
+                        amx.X_TILES + i,
+                        self.product.x_tile(
+                            *(buffers.X, chunk, u, weight_block // self.blocking.same_k),
+                            *(t * self.product.passes + turn, i),
+                        ),
+                        self.product.x_row_bytes,
+                    )
                 )
-            )
-            T.evaluate(
-                amx.load(amx.W_TILES + i, T.address_of(buffers.B[side, t, i, 0, 0]), amx.ROW_BYTES)
-            )
+            if loads[1]:
+                T.evaluate(
+                    amx.load(
+                        amx.W_TILES + i,
+                        T.address_of(buffers.B[side, t, self.product.w_tile(turn, i), 0, 0]),
+                        amx.ROW_BYTES,
+                    )
+                )
 
     @T.inline
     def finish_row(self, buffers, work, task, weight_block, u, tile, r):

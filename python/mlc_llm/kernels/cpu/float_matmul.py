@@ -30,6 +30,27 @@ from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
 from mlc_llm.kernels.types import Expr, Index
 
 
+def weight_floats(
+    fmt: WeightFormat,
+    lanes: int,
+    w: Words,
+    scale: Expr,
+    minimum: Expr | None,
+    j: Index,
+    part: Index,
+    byte: Index,
+) -> Expr:
+    """Float32 weights out of words, with the format's offset or minimum: a byte, or a part of it,
+    of word j."""
+    f32 = f"float32x{lanes}"
+    quantised = weight_values(fmt, w, j, part, lanes, BYTE, byte)
+    if fmt.float8:
+        return e4m3(quantised, lanes) * scale
+    if minimum is not None:
+        return T.cast(quantised, f32) * scale + minimum
+    return T.cast(quantised - splat(T.int32(fmt.offset), lanes), f32) * scale
+
+
 def dequantised_matmul(
     n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
 ) -> tvm.tirx.PrimFunc:
@@ -85,7 +106,8 @@ class DequantisedProduct:
     def dequantise(self, W, weights, block, g, j, part, byte):
         """The weights of one column: a byte, or a part of it, of word j of group g."""
         for v in T.unroll(self.vectors):
-            weights[v, self.lane] = self.value(
+            weights[v, self.lane] = weight_floats(
+                *(self.fmt, self.lanes),
                 weight_words(self.fmt, W, block, g, v * self.lanes, self.lanes),
                 scale_at(self.fmt, W, block, g, v, self.lanes),
                 minimum_at(self.fmt, W, block, g, v, self.lanes),
@@ -105,18 +127,6 @@ class DequantisedProduct:
         """The column whose weights are in this part of this byte of a word."""
         quads, words = self.fmt.group // 4, self.fmt.low_words
         return group * self.fmt.group + quads * byte + part * words + j
-
-    def value(
-        self, w: Words, scale: Expr, minimum: Expr | None, j: Index, part: Index, byte: Index
-    ) -> Expr:
-        """Float32 weights out of a word, with the format's offset or minimum."""
-        f32 = f"float32x{self.lanes}"
-        quantised = weight_values(self.fmt, w, j, part, self.lanes, BYTE, byte)
-        if self.fmt.float8:
-            return e4m3(quantised, self.lanes) * scale
-        if minimum is not None:
-            return T.cast(quantised, f32) * scale + minimum
-        return T.cast(quantised - splat(T.int32(self.fmt.offset), self.lanes), f32) * scale
 
 
 def float_matmul(

@@ -4,9 +4,11 @@
 integers on vectors     `integer_matmul.py`        -                       `float_matmul.py`
 AMX                     `integer_matmul.py`        `fixed_point.py`        `float_matmul.py`
 AMX, fast               `amx_fast_integer.py`      `amx_fast.py`           -
+AMX, split              `amx_split.py`             -                       `amx_split.py`
 portable                `float_matmul.py`          -                       `float_matmul.py`
 
-X  activations, prepared as the kernel reads them: `activation.py`, `quant_blocks.py`, `bf16.py`
+X  activations, prepared as the kernel reads them: `activation.py`, `quant_blocks.py`, `bf16.py`,
+   `split.py`
 W  packed weights (`backends/cpu/formats.py`)
 Y  float32 [m, n], the result
 
@@ -26,6 +28,7 @@ from mlc_llm.kernels.cpu.activation import Source
 from mlc_llm.kernels.cpu.adapter_asks import Factors
 from mlc_llm.kernels.cpu.amx_fast import fast_fixed_point_matmul
 from mlc_llm.kernels.cpu.amx_fast_integer import fast_integer_matmul
+from mlc_llm.kernels.cpu.amx_split import can_split, split_matmul
 from mlc_llm.kernels.cpu.fixed_point import fixed_point_matmul
 from mlc_llm.kernels.cpu.float_matmul import dequantised_matmul, float_matmul
 from mlc_llm.kernels.cpu.integer_matmul import integer_matmul
@@ -58,6 +61,7 @@ def matmul(
     *,
     accumulate: bool,
     fast: bool = False,
+    split: bool = False,
     asks: Factors | None = None,
     source: Source | None = None,
 ) -> tvm.tirx.PrimFunc:
@@ -69,12 +73,16 @@ def matmul(
     accumulate: add to Y in place (the residual stream) instead of overwriting it.
     fast (where `has_fast_rows`): int32 [1] comes before Y, the number of fast rows. These are the
     first ones; they count with one plane, or all is bfloat16. Every other row is computed exactly.
+    split (where `can_split`): every number is taken as two of bfloat16, for rows of whole texts.
     asks (where `can_ask`): `down`, `up`, `ranks`, `slots` and `groups` of adapters come before Y,
     and the memory is asked for them (`adapter_asks.py`).
     """
     assert has_fast_rows(fmt, isa) or not fast
+    assert can_split(fmt, isa, k) or not split
     assert can_ask(fmt, isa, fast=fast) or asks is None
     assert can_quantize(fmt, isa, fast=fast) or source is None
+    if split:
+        return split_matmul(n, k, fmt, accumulate=accumulate)
     if fmt.is_float:
         return float_matmul(n, k, fmt, isa, accumulate)
     if fmt.is_fixed_point:
