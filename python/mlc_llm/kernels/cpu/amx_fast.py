@@ -100,8 +100,8 @@ class FixedPointTiles(FastProduct):
         Bits 4 * t and 16 + 4 * t become row 4 * t + j of a tile.
         """
         ask_for_word(W, block, group + AHEAD, j, self.fmt.words)
-        for v in T.unroll(VECTORS):
-            for t in T.unroll(4):
+        for v in T.serial(VECTORS):
+            for t in T.serial(4):
                 B[side, g, v, 4 * t + j, lanes_at(0, L)] = self.pair(W, block, group, j, v, t)
 
     def pair(self, W: Buffer, block: Index, group: Index, j: Index, v: Index, t: Index) -> Expr:

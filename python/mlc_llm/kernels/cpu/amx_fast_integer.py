@@ -76,8 +76,8 @@ class IntegerTiles(FastProduct):
     def fill(self, W, B, side, place, group, part):
         """Four rows of both tiles."""
         whole: T.let[T.int32] = place.k_block * self.k_block_groups + group
-        for v in T.unroll(VECTORS):
-            for i in T.unroll(PART_ROWS):
+        for v in T.serial(VECTORS):
+            for i in T.serial(PART_ROWS):
                 row = T.meta_var(self.weights.row(part, i))
                 B[side, group, v, row, lanes_at(0, L)] = round_pair(
                     self.weights.value(W, place.block, whole, v, row),

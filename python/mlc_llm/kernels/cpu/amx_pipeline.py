@@ -146,6 +146,11 @@ class AmxProduct(ABC):
         to Y. row: its number in X and Y."""
 
 
+def once(value: Expr) -> Expr:
+    """The value, for `T.let`. TVM would write a pure one anew in the place of each use."""
+    return T.call_llvm_intrin("int32", "llvm.expect", value, T.int32(0))
+
+
 @T.inline
 def ask_for_word(W, block, group, j, words):
     """Asks for word j of a group of weights that is needed soon, and for the scales with word 0."""
@@ -253,17 +258,17 @@ class Pipeline:
         side: T.let[T.int32] = (state[BEGUN] + weight_block) % 2
         # The row block before.
         old: T.let[T.int32] = self.old_task(state, weight_block, u)
-        old_block: T.let[T.int32] = self.old_block(weight_block, u)
-        old_u: T.let[T.int32] = T.if_then_else(u > 0, u, work.chunk(old).blocks) - 1
+        old_block: T.let[T.int32] = once(self.old_block(weight_block, u))
+        old_u: T.let[T.int32] = once(T.if_then_else(u > 0, u, work.chunk(old).blocks) - 1)
         # The next weight block: this row block fills the groups `low` to `high`, `some` a step.
         next: T.let[T.int32] = self.next_task(state, weight_block)
-        after = T.meta_var((weight_block + 1) % self.blocking.weight_blocks)
-        groups: T.let[T.int32] = T.if_then_else(
-            next < work.tasks, self.blocking.groups_of(after), 0
+        after: T.let[T.int32] = once((weight_block + 1) % self.blocking.weight_blocks)
+        groups: T.let[T.int32] = once(
+            T.if_then_else(next < work.tasks, self.blocking.groups_of(after), 0)
         )
-        low: T.let[T.int32] = T.floordiv(u * groups, work.chunk(now).blocks)
-        high: T.let[T.int32] = T.floordiv((u + 1) * groups, work.chunk(now).blocks)
-        some: T.let[T.int32] = T.ceildiv(high - low, self.blocking.steps_of(weight_block))
+        low: T.let[T.int32] = once(T.floordiv(u * groups, work.chunk(now).blocks))
+        high: T.let[T.int32] = once(T.floordiv((u + 1) * groups, work.chunk(now).blocks))
+        some: T.let[T.int32] = once(T.ceildiv(high - low, self.blocking.steps_of(weight_block)))
         for i in T.unroll(self.blocking.sums):
             T.evaluate(amx.clear(amx.SUMS + i))
         for t in T.serial(self.blocking.steps_of(weight_block)):
