@@ -291,9 +291,9 @@ class Comparison:
         default = model_file("default", other.parent, None)
         with tempfile.TemporaryDirectory() as home:
             first = self.ours.cold_start(default, Path(home))
-            before = len(list(Path(home).glob("**/kernels.o")))
+            before = len(list(Path(home).glob("**/vm.bin")))
             second = self.ours.cold_start(other, Path(home))
-            after = len(list(Path(home).glob("**/kernels.o")))
+            after = len(list(Path(home).glob("**/vm.bin")))
         self.results.facts["libraries for other sizes"] = after - before
         self.results.add("default", "first start", OURS, first)
         self.results.add("default", "first start, other sizes", OURS, second)

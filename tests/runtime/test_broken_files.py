@@ -15,7 +15,7 @@ import pytest
 from tiny_models import TinyModels
 
 from mlc_llm.backends.cpu import amx
-from mlc_llm.backends.cpu.codegen import BYTECODE_FILE, KERNELS_FILE, TEAM_FILE
+from mlc_llm.backends.cpu.codegen import BYTECODE_FILE, TEAM_FILE, kernel_file
 from mlc_llm.backends.cpu.device import CpuDevice
 from mlc_llm.library.metadata import (
     INDEX_FILE,
@@ -31,7 +31,7 @@ from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams, ReadWeights, map_packed, read_packed
 from mlc_llm.runtime.params import ordered_params, params_in, rotations
 
-LIBRARY_FILES = (BYTECODE_FILE, KERNELS_FILE, TEAM_FILE, METADATA_FILE)
+LIBRARY_FILES = (BYTECODE_FILE, kernel_file("rope_append"), TEAM_FILE, METADATA_FILE)
 Change = Callable[[Path], None]
 
 

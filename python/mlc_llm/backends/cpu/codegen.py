@@ -1,25 +1,32 @@
-"""From a Relax module to machine code for a CPU: VM bytecode and two object files."""
+"""From a Relax module to machine code for a CPU: VM bytecode and object files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tvm
 from tvm import relax
+from tvm.relax import vm_build
 
 from mlc_llm.backends.base import Compiled
 from mlc_llm.backends.cpu.overwrites import check_overwrites
 from mlc_llm.backends.cpu.team_code import compile_team
+from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.backends.cpu.workspace import IntoWorkspaces
 from mlc_llm.backends.needless_calls import WithoutNeedlessCalls
 
 BYTECODE_FILE = "vm.bin"
-KERNELS_FILE = "kernels.o"
 TEAM_FILE = "team.o"
 NEEDLESS = ("s_tir.CompactBufferAllocation",)
 """Passes that take a third of the build and change no kernel of ours, which allocate what they
 use."""
+
+
+def kernel_file(name: str) -> str:
+    """The object file of a kernel."""
+    return f"kernels.{name}.o"
 
 
 def pipeline(workspaces: IntoWorkspaces) -> tvm.transform.Pass:
@@ -62,11 +69,35 @@ def compile_module(
     """Writes the files into `folder`, which exists. without: passes of TVM that are left out."""
     check_overwrites(module)
     workspaces = IntoWorkspaces()
-    with tvm.transform.PassContext(disabled_pass=list(without)):
-        executable = relax.build(module, target=target, relax_pipeline=pipeline(workspaces))
-    executable.mod.write_to_file(str(folder / BYTECODE_FILE))
-    (kernels,) = (m for m in executable.mod.imports if m.kind == "llvm")
-    kernels.write_to_file(str(folder / KERNELS_FILE))
+    with target, tvm.transform.PassContext(disabled_pass=list(without)):
+        lowered = pipeline(workspaces)(module)
+    # The parts of `relax.build`, which would compile all kernels one after the other.
+    bytecode = relax.ExecBuilder()
+    kernels = vm_build._filter_tir(vm_build._vmcodegen(bytecode, lowered))
+    vm_build._vmlink(bytecode, target).mod.write_to_file(str(folder / BYTECODE_FILE))
+    objects = compile_kernels(kernels, target, folder, without)
     compile_team(target, folder / TEAM_FILE)
-    files = BYTECODE_FILE, KERNELS_FILE, TEAM_FILE
-    return Compiled(files, str(target), requires, workspaces.found)
+    return Compiled((BYTECODE_FILE, *objects, TEAM_FILE), str(target), requires, workspaces.found)
+
+
+def compile_kernels(
+    module: tvm.IRModule, target: tvm.target.Target, folder: Path, without: Sequence[str]
+) -> list[str]:
+    """Names of the object files, one a kernel: so all cores work, and the files are the same
+    however many there are."""
+
+    def compile_one(kernel: tuple[tvm.ir.GlobalVar, tvm.tirx.PrimFunc]) -> str:
+        name, func = kernel
+        file = kernel_file(name.name_hint)
+        with tvm.transform.PassContext(disabled_pass=list(without)):
+            built = tvm.tirx.build(tvm.IRModule({name: func}), target=target)
+        built.write_to_file(str(folder / file))
+        return file
+
+    # The longest ones first, so that no core waits for another one in the end.
+    kernels = sorted(module.functions.items(), key=lambda one: -len(one[1].script()))
+    cores = ThreadPoolExecutor(configure_threads(), thread_name_prefix="compile")
+    try:
+        return sorted(cores.map(compile_one, kernels))
+    finally:
+        cores.shutdown(cancel_futures=True)

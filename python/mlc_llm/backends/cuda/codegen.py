@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from mlc_llm.backends.base import Compiled
-from mlc_llm.backends.cpu.codegen import BYTECODE_FILE, KERNELS_FILE
+from mlc_llm.backends.cpu.codegen import BYTECODE_FILE
 from mlc_llm.backends.cuda.build import only_source, source_of, target_of
 from mlc_llm.backends.cuda.device_bin import compiled
 from mlc_llm.backends.cuda.early_launch import early, has_early_launch
@@ -20,6 +20,8 @@ from mlc_llm.backends.cuda.workspace import ALLOCATE
 from mlc_llm.backends.needless_calls import WithoutNeedlessCalls
 
 DEVICE_FILE = "device.bin"
+KERNELS_FILE = "kernels.o"
+"""What the host runs to launch them."""
 _ALLOCATE = tvm.ir.Op.get("relax.memory.alloc_storage")
 _VM_ALLOCATE = tvm.ir.Op.get("relax.vm.alloc_storage")
 _LEAST_BITS, _MOST_BITS = 12, 40
