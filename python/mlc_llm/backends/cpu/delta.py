@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.backends.operands import GatedDeltaVectors, Part, StateInputs
 from mlc_llm.kernels.cpu.delta_rule import DeltaShape, delta_scan, normed_gate
@@ -19,6 +20,7 @@ def gated_delta(
     vectors: GatedDeltaVectors,
     inputs: StateInputs,
     scratch: Scratch,
+    isa: Isa,
 ) -> Tensor:
     """As `Ops.gated_delta`."""
     qkv, z, a, b = parts
@@ -32,7 +34,7 @@ def gated_delta(
     kernel = delta_scan(
         DeltaShape(
             spec.key_heads, spec.key_dim, spec.heads, spec.head_dim, spec.in_turn,
-            (_columns(a), a.start), (_columns(b), b.start),
+            (_columns(a), a.start), (_columns(b), b.start), isa.lanes,
         )
     )  # fmt: skip
     args = [mixed, a.tensor, b.tensor, vectors.dt_bias, vectors.decay, inputs.rows, states]

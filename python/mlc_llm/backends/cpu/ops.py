@@ -266,7 +266,7 @@ class CpuOps(AttentionOps, PlainRows):
     def mamba2(
         self, spec: Mamba2Spec, projected: Tensor, vectors: Mamba2Vectors, inputs: StateInputs
     ) -> Tensor | Input:
-        y = mamba2(spec, projected, vectors, inputs, self._scratch)
+        y = mamba2(spec, projected, vectors, inputs, self._scratch, self._isa)
         return y if spec.norm else self.gated("silu", Part(projected), Part(y), spec.inner)
 
     def gated_delta(
@@ -276,7 +276,7 @@ class CpuOps(AttentionOps, PlainRows):
         vectors: GatedDeltaVectors,
         inputs: StateInputs,
     ) -> Tensor:
-        return gated_delta(spec, parts, vectors, inputs, self._scratch)
+        return gated_delta(spec, parts, vectors, inputs, self._scratch, self._isa)
 
     def token_shift(self, x: Tensor | Input, factors: Tensor, inputs: StateInputs) -> list[Input]:
         given = x if isinstance(x, Input) else Input("plain", x)

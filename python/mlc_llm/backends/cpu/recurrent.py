@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.backends.operands import Mamba2Vectors, StateInputs
 from mlc_llm.kernels.cpu.short_conv import short_conv
@@ -29,6 +30,7 @@ def mamba2(
     vectors: Mamba2Vectors,
     inputs: StateInputs,
     scratch: Scratch,
+    isa: Isa,
 ) -> Tensor:
     """As `Ops.mamba2`; v alone if there is no norm."""
     tokens, columns = projected.shape[0], int(projected.shape[1])
@@ -41,7 +43,8 @@ def mamba2(
     _, mixed = op.tensor_ir_inplace_op(kernel, "conv_silu", args, [4, 5], shapes)
     out = float_tensor(tokens, spec.inner)
     start = spec.inner + spec.channels
-    kernel = scan(spec.heads, spec.head_dim, spec.state, spec.groups, columns, start)
+    sizes = spec.heads, spec.head_dim, spec.state, spec.groups
+    kernel = scan(*sizes, columns, start, isa.lanes)
     args = [mixed, projected, vectors.dt_bias, vectors.a, vectors.d, inputs.rows, states]
     args.append(scratch.tensor(out.shape))
     shapes = [float_tensor(*states.shape), out]

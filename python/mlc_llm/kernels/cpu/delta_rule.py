@@ -4,12 +4,12 @@
     h = old state, read by the first token
     for each token t:                   prompts and decoding alike, so a token's bits are the same
         q, k of the head of keys, each divided by sqrt(sum of squares + 1e-6)
-        h = exp(decay * softplus(a + bias)) * h
-        h = h + sigmoid(b) * (v - h k) k^T;  out[t] = h q
+        d = exp(decay * softplus(a + bias))
+        h = d * h + sigmoid(b) * (v - d * (h k)) k^T;  out[t] = h q
     new state = h
 
-The rows of h do not see each other: ROWS of them go through TOKENS tokens before the next ones do,
-so that they stay in the nearest cache.
+The rows of h do not see each other: a block of them (`state_blocks.py`) goes through TOKENS tokens
+before the next one does, so that it stays in the nearest cache.
 
 `normed_gate`, in parallel for each row: o = norm(o) * silu(z), each head normalised alone
 
@@ -26,6 +26,7 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.cpu.activation import each_row
 from mlc_llm.kernels.cpu.silu_conv import L, silu
+from mlc_llm.kernels.cpu.state_blocks import Blocks, advance, multiply
 from mlc_llm.kernels.cpu.state_space import LARGE, softplus
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, halved_sum, lanes_at, reduce_sum, splat
 from mlc_llm.kernels.types import Buffer
@@ -33,8 +34,8 @@ from mlc_llm.record import record
 
 SMALLEST = 1e-6
 """Added to the sum of squares of a head."""
-ROWS, TOKENS = 4, 32
-"""Of a state, and of a sequence, that are computed together."""
+TOKENS = 32
+"""Of a sequence, that are computed together."""
 
 
 @record()
@@ -50,6 +51,8 @@ class DeltaShape:
     a: tuple[int, int]
     """Columns of a row, and the first one."""
     b: tuple[int, int]
+    machine: int
+    """Lanes of a vector of the machine."""
 
     @property
     def keys(self) -> int:
@@ -59,6 +62,11 @@ class DeltaShape:
     @property
     def lanes(self) -> int:
         return gcd(self.key_dim, 16)
+
+    @property
+    def blocks(self) -> Blocks:
+        """How a head's state lies."""
+        return Blocks(self.head_dim, self.key_dim, self.machine)
 
 
 @record(eq=False)
@@ -84,6 +92,8 @@ class Memory:
     numbers: Buffer
     """[TOKENS, 2]: two factors of a step."""
     total: Buffer
+    length: Buffer
+    sums: Buffer
     change: Buffer
 
 
@@ -92,17 +102,17 @@ def _unit(shape, s, t, start, which, scale, memory, j):
     """units[j, which] = q or k of a token, divided by its length, times a factor."""
     lanes = T.meta_var(shape.lanes)
     lane = T.meta_var(lanes_at(0, lanes))
-    memory.total[0, lane] = fsplat(0.0, lanes)
+    memory.total[lane] = fsplat(0.0, lanes)
     for v in T.unroll(shape.key_dim // lanes):
         at = T.meta_var(lanes_at(start + v * lanes, lanes))
-        memory.total[0, lane] = memory.total[0, lane] + s.mixed[t, at] * s.mixed[t, at]
-    memory.change[0] = T.float32(scale) / T.sqrt(
-        halved_sum(memory.total[0, lane], lanes) + T.float32(SMALLEST)
+        memory.total[lane] = memory.total[lane] + s.mixed[t, at] * s.mixed[t, at]
+    memory.length[0] = T.float32(scale) / T.sqrt(
+        halved_sum(memory.total[lane], lanes) + T.float32(SMALLEST)
     )
     for v in T.unroll(shape.key_dim // lanes):
         at = T.meta_var(lanes_at(start + v * lanes, lanes))
         memory.units[j, which, lanes_at(v * lanes, lanes)] = s.mixed[t, at] * splat(
-            memory.change[0], lanes
+            memory.length[0], lanes
         )
 
 
@@ -119,39 +129,24 @@ def _step_sizes(shape, s, t, h, number, memory, j):
 
 @T.inline
 def _advance(shape, s, old, slot, t, h, p, memory, j):
-    """Rows of a head's state from p on behind one token more, and what they give."""
-    lanes = T.meta_var(shape.lanes)
-    lane = T.meta_var(lanes_at(0, lanes))
-    v_start = T.meta_var(2 * shape.keys + h * shape.head_dim + p)
-    for n in T.unroll(ROWS):
-        memory.total[n, lane] = fsplat(0.0, lanes)
-    for v in T.unroll(shape.key_dim // lanes):
-        for n in T.unroll(ROWS):
-            at = T.meta_var(lanes_at(v * lanes, lanes))
-            memory.total[n, lane] = (
-                memory.total[n, lane]
-                + s.state[old, h, p + n, at]
-                * splat(memory.numbers[j, 0], lanes)
-                * memory.units[j, 1, at]
-            )
-    for n in T.unroll(ROWS):
-        memory.change[n] = memory.numbers[j, 1] * (
-            s.mixed[t, v_start + n] - halved_sum(memory.total[n, lane], lanes)
+    """Block p of a head's state behind one token more, and what its rows give."""
+    blocks = T.meta_var(shape.blocks)
+    lane = T.meta_var(lanes_at(0, blocks.lanes))
+    rows = T.meta_var(h * shape.head_dim + p * blocks.wide)
+    k = T.meta_var(lambda i: memory.units[j, 1, i])
+    q = T.meta_var(lambda i: memory.units[j, 0, i])
+    multiply(blocks, s.state, (old, h, p), k, memory.sums)
+    for u in T.unroll(blocks.vectors):
+        memory.change[u, lane] = splat(memory.numbers[j, 1], blocks.lanes) * (
+            s.mixed[t, lanes_at(2 * shape.keys + rows + u * blocks.lanes, blocks.lanes)]
+            - splat(memory.numbers[j, 0], blocks.lanes) * blocks.whole(memory.sums, u)
         )
-    for n in T.unroll(ROWS):
-        memory.total[n, lane] = fsplat(0.0, lanes)
-    for v in T.unroll(shape.key_dim // lanes):
-        for n in T.unroll(ROWS):
-            at = T.meta_var(lanes_at(v * lanes, lanes))
-            s.state[slot, h, p + n, at] = (
-                s.state[old, h, p + n, at] * splat(memory.numbers[j, 0], lanes)
-                + splat(memory.change[n], lanes) * memory.units[j, 1, at]
-            )
-            memory.total[n, lane] = (
-                memory.total[n, lane] + s.state[slot, h, p + n, at] * memory.units[j, 0, at]
-            )
-    for n in T.unroll(ROWS):
-        s.out[t, h * shape.head_dim + p + n] = halved_sum(memory.total[n, lane], lanes)
+    advance(
+        *(blocks, s.state, (old, h, p), slot, memory.numbers[j, 0], memory.change, k, q),
+        memory.sums,
+    )
+    for u in T.unroll(blocks.vectors):
+        s.out[t, lanes_at(rows + u * blocks.lanes, blocks.lanes)] = blocks.whole(memory.sums, u)
 
 
 @T.inline
@@ -165,10 +160,10 @@ def _tokens(shape, s, row, c, count, h, number, memory):
         _unit(shape, s, first + j, k * shape.key_dim, 0, scale, memory, j)
         _unit(shape, s, first + j, shape.keys + k * shape.key_dim, 1, 1.0, memory, j)
         _step_sizes(shape, s, first + j, h, number, memory, j)
-    for p in T.serial(shape.head_dim // ROWS):
+    for p in T.serial(shape.blocks.count):
         for j in T.serial(count):
             old = T.meta_var(s.rows[row, T.if_then_else(c + j == 0, 2, 3)])
-            _advance(shape, s, old, s.rows[row, 3], first + j, h, p * ROWS, memory, j)
+            _advance(shape, s, old, s.rows[row, 3], first + j, h, p, memory, j)
 
 
 @T.inline
@@ -177,26 +172,28 @@ def _head(shape, s, h, r):
     number = T.alloc_buffer((3,), "float32")
     units = T.alloc_buffer((TOKENS, 2, shape.key_dim), "float32")
     numbers = T.alloc_buffer((TOKENS, 2), "float32")
-    total = T.alloc_buffer((ROWS, shape.lanes), "float32")
-    change = T.alloc_buffer((ROWS,), "float32")
+    total = T.alloc_buffer((shape.lanes,), "float32")
+    length = T.alloc_buffer((1,), "float32")
+    sums = T.meta_var(shape.blocks.new_sums())
+    change = T.meta_var(shape.blocks.new_vectors())
     for row in T.serial(r):
         for c in T.serial((s.rows[row, 1] + TOKENS - 1) // TOKENS):
             _tokens(
                 *(shape, s, row, c, T.min(s.rows[row, 1] - c * TOKENS, TOKENS), h, number),
-                Memory(units, numbers, total, change),
+                Memory(units, numbers, total, length, sums, change),
             )
 
 
 @cache
 def delta_scan(shape: DeltaShape) -> PrimFunc:
-    """Kernel arguments; key_dim is a multiple of 8, head_dim of 4:
+    """Kernel arguments; key_dim and head_dim are multiples of 8:
 
     mixed  float32 [m, 2 * keys + heads * head_dim]: q, k and v
     a, b   float32 [m, columns]: a number of each head
     bias   float32 [heads], of a
     decay  float32 [heads]
     rows   int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
-    state  float32 [slots, heads, head_dim, key_dim]
+    state  float32 [slots, heads, head_dim, key_dim], whose memory `state_blocks.py` describes
     out    float32 [m, heads * head_dim]
     """
     heads, head_dim, key_dim = shape.heads, shape.head_dim, shape.key_dim
@@ -220,7 +217,10 @@ def delta_scan(shape: DeltaShape) -> PrimFunc:
         S = T.match_buffer(state, (n, heads, head_dim, key_dim), "float32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         with T.sblock("root"):
-            s = T.meta_var(Scan(X, A, B, C, D, R, S, O))
+            states = T.decl_buffer(
+                shape.blocks.shape(n, heads), "float32", data=S.data, elem_offset=0
+            )
+            s = T.meta_var(Scan(X, A, B, C, D, R, states, O))
             if m * work >= LARGE:
                 for h in T.parallel(heads):
                     _head(shape, s, h, r)

@@ -21,6 +21,7 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.cpu.activation import each_row
 from mlc_llm.kernels.cpu.silu_conv import L, silu
+from mlc_llm.kernels.cpu.state_blocks import Blocks, advance
 from mlc_llm.kernels.cpu.vectors import (
     SCHEDULED,
     fsplat,
@@ -54,6 +55,8 @@ class Scan:
     groups: int
     start: int
     """Column of the first head's dt."""
+    blocks: Blocks
+    """How a head's state lies."""
 
 
 @T.inline
@@ -79,26 +82,30 @@ def _step_sizes(s, t, h, number):
 
 
 @T.inline
-def _advance(s, old, slot, t, h, number, total):
+def _advance(s, old, slot, t, h, number, change, sums):
     """The state of a head behind one token more, and what the head gives."""
-    lane = T.meta_var(lanes_at(0, L))
+    blocks = T.meta_var(s.blocks)
+    lane = T.meta_var(lanes_at(0, blocks.lanes))
     inner = T.meta_var(s.heads * s.head_dim)
     b = T.meta_var(inner + h // (s.heads // s.groups) * s.size)
-    for p in T.serial(s.head_dim):
-        number[2] = s.mixed[t, h * s.head_dim + p] * number[0]
-        total[lane] = fsplat(0.0, L)
-        for v in T.unroll(s.size // L):
-            at = T.meta_var(lanes_at(v * L, L))
-            s.state[slot, h, p, at] = s.state[old, h, p, at] * splat(number[1], L) + s.mixed[
-                t, lanes_at(b + v * L, L)
-            ] * splat(number[2], L)
-            total[lane] = (
-                total[lane]
-                + s.state[slot, h, p, at] * s.mixed[t, lanes_at(b + s.groups * s.size + v * L, L)]
+    for p in T.serial(blocks.count):
+        column = T.meta_var(h * s.head_dim + p * blocks.wide)
+        for u in T.unroll(blocks.vectors):
+            change[u, lane] = s.mixed[t, lanes_at(column + u * blocks.lanes, blocks.lanes)] * splat(
+                number[0], blocks.lanes
             )
-        s.out[t, h * s.head_dim + p] = (
-            reduce_sum(total, L) + s.mixed[t, h * s.head_dim + p] * s.d[h, 0]
+        advance(
+            *(blocks, s.state, (old, h, p), slot, number[1], change),
+            lambda i: s.mixed[t, b + i],
+            lambda i: s.mixed[t, b + s.groups * s.size + i],
+            sums,
         )
+        for u in T.unroll(blocks.vectors):
+            s.out[t, lanes_at(column + u * blocks.lanes, blocks.lanes)] = blocks.whole(
+                sums, u
+            ) + s.mixed[t, lanes_at(column + u * blocks.lanes, blocks.lanes)] * splat(
+                s.d[h, 0], blocks.lanes
+            )
 
 
 @T.inline
@@ -106,27 +113,32 @@ def _head(s, h, r):
     """A head of all rows, each of which has tokens. The first token of a row reads the slot of the
     state before it."""
     number = T.alloc_buffer((3,), "float32")
-    total = T.alloc_buffer((L,), "float32")
+    change = T.meta_var(s.blocks.new_vectors())
+    sums = T.meta_var(s.blocks.new_sums())
     for row in T.serial(r):
         for j in T.serial(s.rows[row, 1]):
             old = T.meta_var(s.rows[row, T.if_then_else(j == 0, 2, 3)])
             _step_sizes(s, s.rows[row, 0] + j, h, number)
-            _advance(s, old, s.rows[row, 3], s.rows[row, 0] + j, h, number, total)
+            _advance(s, old, s.rows[row, 3], s.rows[row, 0] + j, h, number, change, sums)
 
 
 @cache
-def scan(heads: int, head_dim: int, size: int, groups: int, columns: int, start: int) -> PrimFunc:
-    """Kernel arguments; size is a multiple of 8, and heads of one group are neighbours:
+def scan(
+    heads: int, head_dim: int, size: int, groups: int, columns: int, start: int, machine: int
+) -> PrimFunc:
+    """Kernel arguments; size and head_dim are multiples of 8, heads of one group are neighbours, a
+    vector of the machine has `machine` lanes:
 
     mixed      float32 [m, heads * head_dim + 2 * groups * size]: x, then B and C of each group
     projected  float32 [m, columns]: dt of each head, from column `start` on
     bias       float32 [heads], of dt
     a, d       float32 [heads, 1]
     rows       int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
-    state      float32 [slots, heads, head_dim, size]
+    state      float32 [slots, heads, head_dim, size], whose memory `state_blocks.py` describes
     out        float32 [m, heads * head_dim]
     """
     width, work = heads * head_dim + 2 * groups * size, heads * head_dim * size
+    blocks = Blocks(head_dim, size, machine)
 
     @T.prim_func(private=True, s_tir=True)
     def selective_scan(
@@ -146,7 +158,10 @@ def scan(heads: int, head_dim: int, size: int, groups: int, columns: int, start:
         S = T.match_buffer(state, (n, heads, head_dim, size), "float32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         with T.sblock("root"):
-            s = T.meta_var(Scan(X, P, B, A, D, R, S, O, heads, head_dim, size, groups, start))
+            states = T.decl_buffer(blocks.shape(n, heads), "float32", data=S.data, elem_offset=0)
+            s = T.meta_var(
+                Scan(X, P, B, A, D, R, states, O, heads, head_dim, size, groups, start, blocks)
+            )
             if m * work >= LARGE:
                 for h in T.parallel(heads):
                     _head(s, h, r)
