@@ -83,8 +83,7 @@ def compile_module(
 def compile_kernels(
     module: tvm.IRModule, target: tvm.target.Target, folder: Path, without: Sequence[str]
 ) -> list[str]:
-    """Names of the object files, one a kernel: so all cores work, and the files are the same
-    however many there are."""
+    """Names of the object files, one a kernel, so that all cores work, however many there are."""
 
     def compile_one(kernel: tuple[tvm.ir.GlobalVar, tvm.tirx.PrimFunc]) -> str:
         name, func = kernel

@@ -82,8 +82,9 @@ class ExactProduct(AmxProduct):
         return T.max(T.min(chunk.start + tile * ROWS, chunk.m - ROWS), 0)
 
     def x_tile(
-        self, X: Buffer, chunk: Chunk, row_block: Expr, k_block: Expr, step: Expr, x: Index
-    ) -> Expr:
+        self, X: Buffer, chunk: Chunk, row_block: Expr, k_block: Expr, step: Expr, turn: Index,
+        x: Index,
+    ) -> Expr:  # fmt: skip
         """Plane x begins at word x * k / 4."""
         word = x * (self.k // 4) + (k_block * BLOCK_GROUPS + 2 * step) * QUADS
         return T.address_of(X[self.first_row(chunk, row_block), word])

@@ -75,12 +75,17 @@ class FastProduct(AmxProduct):
         return chunk.start + tile * ROWS
 
     def x_tile(
-        self, X: Buffer, chunk: Chunk, row_block: Expr, k_block: Expr, step: Expr, x: Index
-    ) -> Expr:
-        """Both tiles have the same columns. The last one stands for one behind it, too."""
+        self, X: Buffer, chunk: Chunk, row_block: Expr, k_block: Expr, step: Expr, turn: Index,
+        x: Index,
+    ) -> Expr:  # fmt: skip
+        """Both tiles have the same columns."""
+        group = k_block * self.k_block_groups + step
+        return T.address_of(X[self.row_tile(chunk, row_block, x), group, 0, 0])
+
+    def row_tile(self, chunk: Chunk, row_block: Expr, x: Index) -> Expr:
+        """The number of tile x (0 or 1) of a row block. The last one stands for one behind it."""
         last = T.ceildiv(chunk.m, ROWS) - 1
-        tile = T.min(T.floordiv(chunk.start, ROWS) + 2 * row_block + x, last)
-        return T.address_of(X[tile, k_block * self.k_block_groups + step, 0, 0])
+        return T.min(T.floordiv(chunk.start, ROWS) + 2 * row_block + x, last)
 
     @T.inline
     def finish_row(self, buffers, place, row, partial, tile, r):

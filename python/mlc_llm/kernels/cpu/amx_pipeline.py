@@ -119,9 +119,10 @@ class AmxProduct(ABC):
 
     @abstractmethod
     def x_tile(
-        self, X: Buffer, chunk: Chunk, row_block: Expr, k_block: Expr, step: Expr, x: Index
-    ) -> Expr:
-        """Where X tile x (0 or 1) of a step begins; `step` counts passes."""
+        self, X: Buffer, chunk: Chunk, row_block: Expr, k_block: Expr, step: Expr, turn: Index,
+        x: Index,
+    ) -> Expr:  # fmt: skip
+        """Where X tile x (0 or 1) of a pass of a step begins."""
 
     def w_tile(self, turn: Index, w: Index) -> Index:
         """Which tile of a step in B is W tile w (0 or 1) of a pass."""
@@ -319,7 +320,7 @@ class Pipeline:
                         amx.X_TILES + i,
                         self.product.x_tile(
                             *(buffers.X, chunk, u, weight_block // self.blocking.same_k),
-                            *(t * self.product.passes + turn, i),
+                            *(t, turn, i),
                         ),
                         self.product.x_row_bytes,
                     )

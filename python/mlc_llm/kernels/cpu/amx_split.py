@@ -27,7 +27,7 @@ from mlc_llm.kernels.cpu.amx_fast_product import FastProduct
 from mlc_llm.kernels.cpu.amx_pipeline import Buffers, Chunk, L, Pipeline
 from mlc_llm.kernels.cpu.bf16 import TILE_ROWS, round_pair
 from mlc_llm.kernels.cpu.quant_blocks import GROUP
-from mlc_llm.kernels.cpu.split import rest_of_pair, split_shape
+from mlc_llm.kernels.cpu.split import HIGH, rest_of_pair, split_shape
 from mlc_llm.kernels.cpu.tile_weights import PART_ROWS, tile_weights
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
 from mlc_llm.kernels.types import Buffer, Expr, Index
@@ -76,12 +76,11 @@ class SplitTiles(FastProduct):
         return turn < 2, turn != 1
 
     def x_tile(
-        self, X: Buffer, chunk: Chunk, row_block: Expr, k_block: Expr, step: Expr, x: Index
-    ) -> Expr:
-        last = T.ceildiv(chunk.m, ROWS) - 1
-        tile = T.min(T.floordiv(chunk.start, ROWS) + 2 * row_block + x, last)
-        group, turn = k_block * self.k_block_groups + step // 3, step % 3
-        return T.address_of(X[tile, group, T.min(turn, 1), 0, 0])
+        self, X: Buffer, chunk: Chunk, row_block: Expr, k_block: Expr, step: Expr, turn: Index,
+        x: Index,
+    ) -> Expr:  # fmt: skip
+        tile, group = self.row_tile(chunk, row_block, x), k_block * self.k_block_groups + step
+        return T.address_of(X[tile, group, T.min(turn, HIGH), 0, 0])
 
     @T.inline
     def fill(self, W, B, side, place, group, part):
@@ -98,6 +97,7 @@ class SplitTiles(FastProduct):
 
     @T.inline
     def fill_row(self, W, B, side, block, group, whole, v, row):
+        """One row of both tiles of vector v; group `whole` of a row is group `group` of B."""
         first: T.let[T.float32x16] = self.weights.value(W, block, whole, v, row)
         second: T.let[T.float32x16] = self.weights.value(W, block, whole, v, row + ROWS)
         high: T.let[T.int32x16] = round_pair(first, second)
