@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,8 +40,19 @@ def test_free_ports_are_chosen() -> None:
     assert given[OF_HAPROXY[0]] != given[OF_HAPROXY[1]]
 
 
+def _server() -> socket.socket:
+    """Listens at a port whose neighbours are free. Linux gives none of this range away, so that no
+    other test takes one meanwhile."""
+    for port in random.sample(range(20_000, 30_000, 4), 100):
+        with suppress(OSError, InvalidField):
+            for one in (2, 3):
+                check_free("port", "", port + one)
+            return socket.create_server(("", port))
+    raise AssertionError("no port is free")
+
+
 def test_ingresses_of_two_applications_have_other_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("", 0)) as first:
+    with _server() as first:
         there = first.getsockname()[1]
         monkeypatch.setattr("mlc_llm.ray.ports.RANGES", (there, there + 2))
         chosen: dict[str, str] = {}
