@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 import pytest
+import tvm
 
-from mlc_llm.backends.cpu import threads
+from mlc_llm.backends.cpu import codegen, threads
+from mlc_llm.backends.cpu.isa import PORTABLE
+from mlc_llm.backends.cpu.target import target_for
 from mlc_llm.errors import InvalidField
+from mlc_llm.kernels.cpu.rows import take_rows
 
 VARIABLES = ("MLC_NUM_THREADS", "TVM_NUM_THREADS", "TVM_BIND_THREADS", "TVM_THREAD_POOL_SPIN_COUNT")
 
@@ -57,3 +62,21 @@ def test_bad_numbers_are_refused(monkeypatch: pytest.MonkeyPatch, text: str, nam
     monkeypatch.setenv(name, text)
     with pytest.raises(InvalidField, match=f"{name}.*1 to 1024"):
         threads.configure_threads()
+
+
+def test_compiling_leaves_open_how_many_compute(tmp_path: Path) -> None:
+    """A library that two ranks will share may be compiled before them, in the same environment."""
+    kernel = take_rows(8).with_attr("global_symbol", "take")
+    module = tvm.IRModule({"take": kernel})
+    assert threads.compiling_threads() == 8
+    files = codegen.compile_kernels(module, target_for(PORTABLE), tmp_path, ())
+    assert files == [codegen.kernel_file("take")] and (tmp_path / files[0]).stat().st_size
+    assert not any(name in os.environ for name in VARIABLES)
+    assert threads.configure_threads(ranks=2) == 4
+
+
+def test_as_many_compile_as_may_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLC_NUM_THREADS", "3")
+    assert threads.compiling_threads() == 3
+    monkeypatch.setenv("TVM_NUM_THREADS", "2")
+    assert threads.compiling_threads() == 2

@@ -13,7 +13,7 @@ from tvm.relax import vm_build
 from mlc_llm.backends.base import Compiled
 from mlc_llm.backends.cpu.overwrites import check_overwrites
 from mlc_llm.backends.cpu.team_code import compile_team
-from mlc_llm.backends.cpu.threads import configure_threads
+from mlc_llm.backends.cpu.threads import compiling_threads
 from mlc_llm.backends.cpu.workspace import IntoWorkspaces
 from mlc_llm.backends.needless_calls import WithoutNeedlessCalls
 
@@ -95,7 +95,7 @@ def compile_kernels(
 
     # The longest ones first, so that no core waits for another one in the end.
     kernels = sorted(module.functions.items(), key=lambda one: -len(one[1].script()))
-    cores = ThreadPoolExecutor(configure_threads(), thread_name_prefix="compile")
+    cores = ThreadPoolExecutor(compiling_threads(), thread_name_prefix="compile")
     try:
         return sorted(cores.map(compile_one, kernels))
     finally:

@@ -37,6 +37,15 @@ def configure_threads(ranks: int = 1) -> int:
     return _parse("TVM_NUM_THREADS", os.environ["TVM_NUM_THREADS"])
 
 
+def compiling_threads() -> int:
+    """How many threads compile: as many as would compute. It sets nothing, because how many compute
+    is decided later, when it is known among how many ranks. Raises InvalidField."""
+    for variable in ("TVM_NUM_THREADS", THREADS_VARIABLE):
+        if variable in os.environ:
+            return _parse(variable, os.environ[variable])
+    return usable_cores()
+
+
 def _parse(variable: str, text: str) -> int:
     """A number of threads. Raises InvalidField."""
     if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= 1024:
