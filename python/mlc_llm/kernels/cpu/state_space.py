@@ -126,8 +126,9 @@ def _head(s, h, r):
 def scan(
     heads: int, head_dim: int, size: int, groups: int, columns: int, start: int, machine: int
 ) -> PrimFunc:
-    """Kernel arguments; size and head_dim are multiples of 8, heads of one group are neighbours, a
-    vector of the machine has `machine` lanes:
+    """Kernel arguments; size is a multiple of 8, head_dim is even, heads of a group are neighbours.
+    machine: lanes of its vectors.
+
 
     mixed      float32 [m, heads * head_dim + 2 * groups * size]: x, then B and C of each group
     projected  float32 [m, columns]: dt of each head, from column `start` on
