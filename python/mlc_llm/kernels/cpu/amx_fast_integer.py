@@ -20,14 +20,13 @@ from mlc_llm.backends.cpu.formats import WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.activation import quantized_width
 from mlc_llm.kernels.cpu.amx import ROWS
-from mlc_llm.kernels.cpu.amx_blocking import VECTORS, Place
+from mlc_llm.kernels.cpu.amx_blocking import VECTORS
 from mlc_llm.kernels.cpu.amx_fast_product import FastProduct
-from mlc_llm.kernels.cpu.amx_pipeline import Buffers, L, Pipeline
+from mlc_llm.kernels.cpu.amx_pipeline import L, Pipeline
 from mlc_llm.kernels.cpu.bf16 import TILE_ROWS, round_pair, tiles_shape
 from mlc_llm.kernels.cpu.integer_matmul import IntegerProduct
 from mlc_llm.kernels.cpu.tile_weights import PART_ROWS, tile_weights
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
-from mlc_llm.kernels.types import Expr, Index
 
 
 def fast_integer_matmul(
@@ -68,9 +67,6 @@ class IntegerTiles(FastProduct):
     def __init__(self, n: int, k: int, fmt: WeightFormat, accumulate: bool) -> None:
         super().__init__(n, k, accumulate)
         self.weights = tile_weights(fmt)
-
-    def counted(self, sums: Expr, buffers: Buffers, place: Place, v: Index) -> Expr:
-        return sums
 
     @T.inline
     def fill(self, W, B, side, place, group, part):

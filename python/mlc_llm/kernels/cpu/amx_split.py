@@ -22,9 +22,9 @@ from tvm.script import tirx as T
 from mlc_llm.backends.cpu.formats import WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.amx import ROWS
-from mlc_llm.kernels.cpu.amx_blocking import VECTORS, Place
+from mlc_llm.kernels.cpu.amx_blocking import VECTORS
 from mlc_llm.kernels.cpu.amx_fast_product import FastProduct
-from mlc_llm.kernels.cpu.amx_pipeline import Buffers, Chunk, L, Pipeline
+from mlc_llm.kernels.cpu.amx_pipeline import Chunk, L, Pipeline
 from mlc_llm.kernels.cpu.bf16 import TILE_ROWS, round_pair
 from mlc_llm.kernels.cpu.quant_blocks import GROUP
 from mlc_llm.kernels.cpu.split import HIGH, rest_of_pair, split_shape
@@ -65,9 +65,6 @@ class SplitTiles(FastProduct):
     def __init__(self, n: int, k: int, fmt: WeightFormat, accumulate: bool) -> None:
         super().__init__(n, k, accumulate, parts=2)
         self.weights = tile_weights(fmt)
-
-    def counted(self, sums: Expr, buffers: Buffers, place: Place, v: Index) -> Expr:
-        return sums
 
     def w_tile(self, turn: Index, w: Index) -> Index:
         return turn // 2 * VECTORS + w
