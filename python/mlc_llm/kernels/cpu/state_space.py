@@ -129,7 +129,6 @@ def scan(
     """Kernel arguments; size is a multiple of 8, head_dim is even, heads of a group are neighbours.
     machine: lanes of its vectors.
 
-
     mixed      float32 [m, heads * head_dim + 2 * groups * size]: x, then B and C of each group
     projected  float32 [m, columns]: dt of each head, from column `start` on
     bias       float32 [heads], of dt
