@@ -37,24 +37,26 @@ def build_kept(
     folder: Path,
     *,
     triple: str | None = None,
+    libraries: Path | None = None,
     quickest: bool = False,
 ) -> None:
-    """`build_library`, from what an earlier run has kept where it can be.
+    """`build_library`, from what an earlier run has kept where it can be, not from `libraries`.
 
     quickest: with `QUICKEST` for all kernels, also in runs with `--slow`.
     """
 
     is_tiny = spec.hidden <= MOST_TINY and not kept.is_thorough()
+    entries = kept.folder("libraries")
     level = QUICKEST if quickest or is_tiny or backend.name == REFERENCE else None
 
     def make(new: Path) -> None:
         new.mkdir()
         with _optimised(level):
-            build_library(spec, backend, new, triple=triple)
+            build_library(spec, backend, new, triple=triple, libraries=entries)
 
     identity = (backend.name, backend.library_identity(), triple, level)
     key = kept.digest(spec, identity, _sources(), version("apache-tvm"))
-    shutil.copytree(kept.entry(kept.folder("libraries") / key, make), folder, dirs_exist_ok=True)
+    shutil.copytree(kept.entry(entries / key, make), folder, dirs_exist_ok=True)
 
 
 @contextmanager
@@ -62,9 +64,9 @@ def _optimised(level: int | None) -> Iterator[None]:
     """LLVM's effort for what is compiled meanwhile; None is the usual one."""
     usual = codegen.compile_module
 
-    def compile_module(module: IRModule, target: Target, *more: Any) -> Compiled:
+    def compile_module(module: IRModule, target: Target, *more: Any, **named: Any) -> Compiled:
         options = {**target.export(), "opt-level": level}
-        return usual(module, Target(options), *more)
+        return usual(module, Target(options), *more, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         if level is not None:

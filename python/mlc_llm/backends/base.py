@@ -387,6 +387,13 @@ class Backend(Protocol):
         """Loads TVM's compiler."""
         ...
 
-    def compile(self, module: tvm.IRModule, folder: Path, triple: str | None = None) -> Compiled:
-        """Makes the code of a Relax module. Raises whatever TVM raises."""
+    def compile(
+        self,
+        module: tvm.IRModule,
+        folder: Path,
+        triple: str | None = None,
+        libraries: Path | None = None,
+    ) -> Compiled:
+        """Makes the code of a Relax module. libraries: a folder of libraries, from which what is
+        the same may be taken. Raises whatever TVM raises."""
         ...

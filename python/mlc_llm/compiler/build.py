@@ -40,9 +40,11 @@ from mlc_llm.models.step_tensors import StepTensors
 
 
 def build_library(
-    spec: ModelSpec, backend: Backend, folder: Path, *, triple: str | None = None
-) -> None:
-    """Compile into `folder`, which must exist. triple: an LLVM triple of another system.
+    spec: ModelSpec, backend: Backend, folder: Path, *, triple: str | None = None,
+    libraries: Path | None = None,
+) -> None:  # fmt: skip
+    """Compile into `folder`, which must exist. triple: an LLVM triple of another system. libraries:
+    a folder of libraries; what they have that is the same is not compiled again.
 
     Raises UnsupportedModel for what the backend cannot compute, InvalidField for a triple that its
     kernels are not for, CompileError with TVM's message.
@@ -54,7 +56,7 @@ def build_library(
     adapted = adapted_infos(spec, backend)
     with _compiling():
         module, params = model.export_tvm(export_specs(model, kv, adapted))
-        compiled = backend.compile(module, folder, triple)
+        compiled = backend.compile(module, folder, triple, libraries)
     metadata = Metadata(
         version=VERSION,
         architecture=spec.architecture,

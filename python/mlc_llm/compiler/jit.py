@@ -90,7 +90,7 @@ def prepare(
     content = content_of_model(model)
     work = _Work(model, plan, backend, show)
     names = library_names(plan, backend)
-    library = cache_dir("model_lib") / names.key
+    library = _libraries() / names.key
     _make(library, METADATA_FILE, (names.purpose,), work.build, rebuild)
     return Prepared(plan, backend, library, _weights(work, content, rebuild))
 
@@ -112,6 +112,11 @@ def _weights(work: _Work, content: str, rebuild: bool) -> Path:
     return folder
 
 
+def _libraries() -> Path:
+    """The folder of all libraries in the cache."""
+    return cache_dir("model_lib")
+
+
 def compile_library(
     model: ModelFiles,
     backend: Backend,
@@ -127,7 +132,7 @@ def compile_library(
     InvalidField, CompileError."""
     plan = _plan(model, vocab_size, windowed)
     backend.check(plan.spec)
-    _build(plan, backend, folder, show, triple)
+    _build(plan, backend, folder, show, triple=triple)
 
 
 def _plan(model: ModelFiles, vocab_size: int | None, windowed: bool) -> WeightPlan:
@@ -141,12 +146,14 @@ def _build(
     backend: Backend,
     folder: Path,
     show: ShowProgress,
+    *,
     triple: str | None = None,
+    libraries: Path | None = None,
 ) -> None:
     from mlc_llm.compiler.build import build_library
 
     with show(f"compiling {plan.spec.architecture} for {backend.name}", None):
-        build_library(plan.spec, backend, folder, triple=triple)
+        build_library(plan.spec, backend, folder, triple=triple, libraries=libraries)
 
 
 @record()
@@ -160,7 +167,7 @@ class _Work:
 
     def build(self, folder: Path) -> None:
         """Compile the library into a folder."""
-        _build(self.plan, self.backend, folder, self.show)
+        _build(self.plan, self.backend, folder, self.show, libraries=_libraries())
         record_about(folder, "library", self.model.path.name)
 
     def pack(self, content: str, folder: Path) -> None:

@@ -107,9 +107,15 @@ class CpuBackend:
 
         return CpuOps(self.isa)
 
-    def compile(self, module: tvm.IRModule, folder: Path, triple: str | None = None) -> Compiled:
+    def compile(
+        self,
+        module: tvm.IRModule,
+        folder: Path,
+        triple: str | None = None,
+        libraries: Path | None = None,
+    ) -> Compiled:
         from mlc_llm.backends.cpu.codegen import NEEDLESS, compile_module
 
         requires = ("amx",) if self.isa.amx_tiles else ()
         target = target_for(self.isa, triple)
-        return compile_module(module, target, folder, requires, NEEDLESS)
+        return compile_module(module, target, folder, requires, NEEDLESS, libraries)

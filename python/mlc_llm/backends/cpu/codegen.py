@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.relax import vm_build
 
 from mlc_llm.backends.base import Compiled
+from mlc_llm.backends.cpu.built_kernels import BuiltKernels, kernel_file
 from mlc_llm.backends.cpu.overwrites import check_overwrites
 from mlc_llm.backends.cpu.team_code import compile_team
 from mlc_llm.backends.cpu.threads import compiling_threads
@@ -22,11 +23,6 @@ TEAM_FILE = "team.o"
 NEEDLESS = ("s_tir.CompactBufferAllocation",)
 """Passes that take a third of the build and change no kernel of ours, which allocate what they
 use."""
-
-
-def kernel_file(name: str) -> str:
-    """The object file of a kernel."""
-    return f"kernels.{name}.o"
 
 
 def pipeline(workspaces: IntoWorkspaces) -> tvm.transform.Pass:
@@ -65,8 +61,10 @@ def compile_module(
     folder: Path,
     requires: tuple[str, ...],
     without: Sequence[str] = (),
+    libraries: Path | None = None,
 ) -> Compiled:
-    """Writes the files into `folder`, which exists. without: passes of TVM that are left out."""
+    """Writes the files into `folder`, which exists. without: passes of TVM that are left out.
+    libraries: a folder of libraries whose kernels are taken where they are the same."""
     check_overwrites(module)
     workspaces = IntoWorkspaces()
     with target, tvm.transform.PassContext(disabled_pass=list(without)):
@@ -75,26 +73,36 @@ def compile_module(
     bytecode = relax.ExecBuilder()
     kernels = vm_build._filter_tir(vm_build._vmcodegen(bytecode, lowered))
     vm_build._vmlink(bytecode, target).mod.write_to_file(str(folder / BYTECODE_FILE))
-    objects = compile_kernels(kernels, target, folder, without)
+    objects = compile_kernels(kernels, target, folder, without, BuiltKernels(libraries))
     compile_team(target, folder / TEAM_FILE)
     return Compiled((BYTECODE_FILE, *objects, TEAM_FILE), str(target), requires, workspaces.found)
 
 
 def compile_kernels(
-    module: tvm.IRModule, target: tvm.target.Target, folder: Path, without: Sequence[str]
+    module: tvm.IRModule,
+    target: tvm.target.Target,
+    folder: Path,
+    without: Sequence[str],
+    built: BuiltKernels,
 ) -> list[str]:
     """Names of the object files, one a kernel, so that all cores work, however many there are."""
+    options = (str(target), tvm.__version__, *without)
 
-    def compile_one(kernel: tuple[tvm.ir.GlobalVar, tvm.tirx.PrimFunc]) -> str:
-        name, func = kernel
-        file = kernel_file(name.name_hint)
-        with tvm.transform.PassContext(disabled_pass=list(without)):
-            built = tvm.tirx.build(tvm.IRModule({name: func}), target=target)
-        built.write_to_file(str(folder / file))
+    def compile_one(kernel: tuple[str, str, tvm.tirx.PrimFunc]) -> str:
+        text, name, func = kernel
+        file = kernel_file(name, text, *options)
+        if not built.take(file, folder):
+            with tvm.transform.PassContext(disabled_pass=list(without)):
+                made = tvm.tirx.build(tvm.IRModule({name: func}), target=target)
+            made.write_to_file(str(folder / file))
         return file
 
+    kernels = [
+        (func.script(show_meta=True), name.name_hint, func)
+        for name, func in module.functions.items()
+    ]
     # The longest ones first, so that no core waits for another one in the end.
-    kernels = sorted(module.functions.items(), key=lambda one: -len(one[1].script()))
+    kernels.sort(key=lambda one: -len(one[0]))
     cores = ThreadPoolExecutor(compiling_threads(), thread_name_prefix="compile")
     try:
         return sorted(cores.map(compile_one, kernels))

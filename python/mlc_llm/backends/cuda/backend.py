@@ -93,7 +93,13 @@ class CudaBackend:
 
         return CudaOps(self.kv_dtype, self.precision, has_wgmma=self.arch == WGMMA)
 
-    def compile(self, module: tvm.IRModule, folder: Path, triple: str | None = None) -> Compiled:
+    def compile(
+        self,
+        module: tvm.IRModule,
+        folder: Path,
+        triple: str | None = None,
+        libraries: Path | None = None,  # their kernels are one piece, which is that of no other
+    ) -> Compiled:
         from mlc_llm.backends.cuda.codegen import compile_module
 
         if triple is not None:

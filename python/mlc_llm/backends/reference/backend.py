@@ -79,10 +79,17 @@ class ReferenceBackend:
 
         return ReferenceOps(self.kv_dtype)
 
-    def compile(self, module: tvm.IRModule, folder: Path, triple: str | None = None) -> Compiled:
+    def compile(
+        self,
+        module: tvm.IRModule,
+        folder: Path,
+        triple: str | None = None,
+        libraries: Path | None = None,
+    ) -> Compiled:
         import tvm
 
         from mlc_llm.backends.cpu.codegen import compile_module
 
         options = {} if triple is None else {"mtriple": triple}
-        return compile_module(module, tvm.target.Target({"kind": "llvm", **options}), folder, ())
+        target = tvm.target.Target({"kind": "llvm", **options})
+        return compile_module(module, target, folder, (), libraries=libraries)
