@@ -41,6 +41,7 @@ GPU_SHAPES = {"backends.cuda.formats"}
 KERNELS = {
     *GROUND,
     *(f"kernels.{name}" for name in ("arguments", "heads", "page_bytes", "row_kinds", "types")),
+    "kernels.expressions",
     "kernels.tvm_patches",
 }
 """What all kernels share."""
@@ -119,7 +120,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels.heads": {"record"},
     "kernels.page_bytes": {"kernels.types", "library.page_format"},
     "kernels.row_kinds": {"kernels.types", "record"},
-    "kernels.tvm_patches": set(),
+    "kernels.expressions": set(),
+    "kernels.tvm_patches": {"kernels.expressions"},
     "kernels.types": set(),
     "kernels.cpu": {*KERNELS, *SHAPES},
     "kernels.cuda": {*KERNELS, *GPU_SHAPES},
