@@ -93,6 +93,7 @@ def exact_product(w: Weights, x: Array, into: Array | None = None) -> Array:
     return y
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("kind", "k"), every_other(["Q4_0", "Q4_1"], COLUMNS))
 @each_isa(with_amx=True)
 def test_product_of_rounded_values(isa: Isa, kind: str, k: int) -> None:
@@ -110,6 +111,7 @@ def test_product_of_rounded_values(isa: Isa, kind: str, k: int) -> None:
         assert (np.abs(y[:, :ROWS] - exact) <= 2**-7 * sums).all(), f"{m} rows"
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("k", "add"), every_other(COLUMNS, [False, True]))
 @each_isa(with_amx=True)
 def test_rows_of_either_kind_do_not_know_each_other(isa: Isa, k: int, add: bool) -> None:

@@ -88,6 +88,7 @@ def run(isa: Isa, packed: Packed, x: Array, into: Array | None = None) -> Array:
     return y
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("kind", "k"), every_other(["Q4_0", "Q4_1"], COLUMNS))
 @each_isa(with_amx=True)
 def test_gemv_and_gemm_have_the_same_bits(isa: Isa, kind: str, k: int) -> None:
