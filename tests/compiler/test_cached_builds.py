@@ -6,11 +6,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from typing import Any
+
 import pytest
+import tvm
 from tiny_models import TinyModels
 
 from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler import jit, keys
+from mlc_llm.compiler.build import build_library
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.support.superseded import PURPOSE_FILE
 
@@ -37,6 +41,30 @@ def test_a_new_version_has_new_keys_and_the_old_purposes(
     after = names()
     assert after[2:] == before[2:] and not set(after[:2]) & set(before)
     assert len({*before, *after}) == 7
+
+
+def test_a_new_version_takes_the_kernels_of_the_old_one(
+    tiny_models: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+    build = tvm.tirx.build
+
+    def noted(module: tvm.IRModule, **named: Any) -> object:
+        compiled.extend(var.name_hint for var in module.get_global_vars())
+        return build(module, **named)
+
+    monkeypatch.setenv("MLC_LLM_HOME", str(tmp_path))
+    monkeypatch.setattr("mlc_llm.compiler.build.build_library", build_library)
+    monkeypatch.setattr(tvm.tirx, "build", noted)
+    file = GGUFModel.open(tiny_models.path("one-layer"))
+    before = jit.prepare(file, "portable").library
+    assert "attention" in compiled
+    compiled.clear()
+    monkeypatch.setattr(jit, "source_hash", lambda: "another version")
+    after = jit.prepare(file, "portable").library
+    assert before != after
+    assert {path.name for path in before.iterdir()} == {path.name for path in after.iterdir()}
+    assert compiled == []
 
 
 def test_other_kernels_and_other_models_have_purposes_of_their_own(
