@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from inspect import getfile, unwrap
 from os import devnull
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import tvm
 import tvm_ffi_orcjit
 from pairs import every_other
 
-import mlc_llm
 from mlc_llm.backends.cpu.codegen import NEEDLESS
 from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import ISAS, Isa
@@ -81,15 +79,14 @@ Maker = Callable[..., tvm.tirx.PrimFunc]
 @cache
 def build(isa: Isa, make: Maker, *args: object, **options: object) -> Callable[..., None]:
     """The compiled kernel `make(*args, **options)` on NumPy arrays: arrays that it changed are
-    changed in place. It is neither parsed nor compiled where an earlier run has kept it.
-
-    The arguments are plain data: their texts name the kernel.
-    """
+    changed in place. It is not compiled where an earlier run has kept one of the same text."""
     if missing_features(isa.name):
         return arm_tools.emulated(make(*args, **options), isa)
     configure_threads()
-    path = kept.folder("kernels") / f"{_kernel_key(isa, make, args, options)}.o"
-    kernel = _linked(kept.entry(path, lambda new: _compile(new, make(*args, **options), isa)))
+    func = make(*args, **options).with_attr("global_symbol", "k")
+    content = (func.script(show_meta=True), str(target_for(isa)), tvm.__version__, NEEDLESS)
+    path = kept.folder("kernels") / f"{kept.digest(*content)}.o"
+    kernel = _linked(kept.entry(path, lambda new: _compile(new, func, isa)))
 
     def call(*arrays: Array) -> None:
         tensors = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays]
@@ -100,24 +97,9 @@ def build(isa: Isa, make: Maker, *args: object, **options: object) -> Callable[.
     return call
 
 
-def _kernel_key(isa: Isa, make: Maker, args: tuple[object, ...], options: dict[str, object]) -> str:
-    name = (make.__module__, make.__qualname__, args, sorted(options.items()))
-    assert " at 0x" not in repr(name), "the text of an argument does not tell its value"
-    target = str(target_for(isa))
-    return kept.digest(name, target, tvm.__version__, _sources(Path(getfile(unwrap(make)))))
-
-
-@cache
-def _sources(also: Path) -> str:
-    """Hash of all files that may shape a kernel, and of the one that makes it."""
-    package = Path(mlc_llm.__file__).parent
-    folders = [package / "kernels", package / "backends" / "cpu", package / "library"]
-    return kept.digest(files=[*sorted(f for a in folders for f in a.rglob("*.py")), also])
-
-
 def _compile(path: Path, func: tvm.tirx.PrimFunc, isa: Isa) -> None:
     with tvm.transform.PassContext(disabled_pass=list(NEEDLESS)):  # as libraries are compiled
-        module = tvm.tirx.build(func.with_attr("global_symbol", "k"), target=target_for(isa))
+        module = tvm.tirx.build(func, target=target_for(isa))
     module.write_to_file(str(path))
 
 
