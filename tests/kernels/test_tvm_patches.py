@@ -217,7 +217,6 @@ def test_a_text_is_read_once() -> None:
 def test_a_version_that_has_nothing_to_patch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(tvm_patches.TVM_CODE, "current_parser", None)
     monkeypatch.delattr(ScriptMacro, "_find_parser_def")
     monkeypatch.setattr(Parser, "eval_expr", None)
     with caplog.at_level(logging.WARNING):

@@ -140,7 +140,7 @@ TVM_CODE = {name: getattr(place, at, None) for name, (place, at, _) in PLACES.it
 @cache
 def apply() -> None:
     """Replaces them, once in a process."""
-    used = [PLACES[name][:2] for name, code in TVM_CODE.items() if code is None]
+    used = [(owner, attribute) for owner, attribute, _ in PLACES.values()]
     used += [(evaluator, "_eval_op"), (ScriptMacro, "parser_object_name")]
     missing = [f"{owner.__name__}.{name}" for owner, name in used if not hasattr(owner, name)]
     if missing:
