@@ -19,6 +19,7 @@ from mlc_llm.support.file_locks import file_lock, forget_empty
 from mlc_llm.support.files import (
     cache_dir,
     cache_root,
+    files_below,
     new_file,
     new_folder,
     publish,
@@ -141,6 +142,28 @@ def test_folder_given_up_is_removed(tmp_path: Path) -> None:
         (temporary / "file").touch()
         raise ValueError("no")
     assert os.listdir(tmp_path) == []
+
+
+def test_folders_that_vanish_while_files_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/b/file", "c/file", "file"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert {path.relative_to(tmp_path).as_posix() for path in files_below(tmp_path)} == {
+        *("a/b/file", "c/file", "file")
+    }
+    scandir = os.scandir
+
+    def vanish(path: str | Path) -> object:
+        if Path(path).name in ("b", "c"):
+            Path(path, "file").unlink()
+            Path(path).rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanish)
+    assert list(files_below(tmp_path)) == [tmp_path / "file"]
+    assert not list(files_below(tmp_path / "missing"))
 
 
 def test_only_old_leftovers_are_swept(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal
 
 from mlc_llm.record import record
 from mlc_llm.support.file_locks import file_lock
-from mlc_llm.support.files import cache_errors, discard, is_temporary
+from mlc_llm.support.files import cache_errors, discard, files_below, is_temporary
 from mlc_llm.support.hub_address import COMPLETE, PARTS
 from mlc_llm.support.kept import about, last_use
 from mlc_llm.support.superseded import PURPOSE_FILE, lock_of
@@ -77,11 +77,9 @@ def remove(entry: Entry) -> None:
 def bytes_in(path: Path) -> int:
     """Size of a file, or of all files in a folder. A file that vanishes meanwhile counts 0."""
     total = 0
-    for one in [path, *(path.rglob("*") if path.is_dir() else ())]:
-        try:
-            total += _bytes_of(one) if not one.is_dir() else 0
-        except OSError:
-            continue
+    for one in files_below(path) if path.is_dir() else [path]:
+        with suppress(OSError):
+            total += _bytes_of(one)
     return total
 
 
@@ -153,7 +151,7 @@ def _last_use(path: Path) -> float:
     mark = path / PURPOSE_FILE
     if mark.exists():
         return mark.stat().st_mtime
-    return max((last_use(one) for one in path.rglob("*") if one.is_file()), default=0.0)
+    return max((last_use(one) for one in files_below(path) if one.is_file()), default=0.0)
 
 
 def _remove_download(folder: Path) -> None:

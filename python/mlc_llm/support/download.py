@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -20,7 +21,7 @@ from typing import IO
 from mlc_llm.errors import ModelNotFound
 from mlc_llm.support.default_model import PackagedFile
 from mlc_llm.support.file_locks import file_lock, forget_empty
-from mlc_llm.support.files import check_room, new_file, new_folder
+from mlc_llm.support.files import check_room, files_below, new_file, new_folder
 from mlc_llm.support.leaving import undone
 from mlc_llm.support.progress import ProgressFactory, progress
 
@@ -121,11 +122,9 @@ def _run(
 def _largest(folder: Path) -> int:
     """Size of the largest file in `folder`: the part of the wheel that has arrived."""
     largest = 0
-    for path in folder.rglob("*"):
-        try:
+    for path in files_below(folder):
+        with suppress(OSError):  # pip has just moved it
             largest = max(largest, path.stat().st_size if path.name != _LOG else 0)
-        except OSError:  # pip has just moved it
-            continue
     return largest
 
 

@@ -169,6 +169,14 @@ def _sweep(parent: Path) -> None:
                 path.unlink() if path.is_file() else shutil.rmtree(path)
 
 
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files in a folder and its folders. What another process removes meanwhile may be among
+    them or not (`rglob` raises FileNotFoundError for a folder)."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            yield Path(path, name)
+
+
 def publish(temporary: Path, folder: Path) -> None:
     """Rename a filled folder to `folder`, after its files were written to the disk. An older
     `folder` is removed first.

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from mlc_llm.library.metadata import METADATA_FILE
+from mlc_llm.support.files import files_below
 
 
 def kernel_file(name: str, *content: str) -> str:
@@ -23,10 +24,10 @@ class BuiltKernels:
     """Of all libraries in a folder; None: there are none."""
 
     def __init__(self, libraries: Path | None) -> None:
-        found = [] if libraries is None else libraries.glob("*/kernels.*.o")
         self._paths: dict[str, list[Path]] = {}
-        for path in found:
-            self._paths.setdefault(path.name, []).append(path)
+        for path in () if libraries is None else files_below(libraries):
+            if path.match("kernels.*.o"):
+                self._paths.setdefault(path.name, []).append(path)
 
     def take(self, file: str, folder: Path) -> bool:
         """Copies an object file into `folder`, if any library has it as it was written."""
