@@ -23,7 +23,14 @@ CONTRACTS = {
 """Plain values of `serve` that every layer of it may read."""
 
 GROUND = {
-    *{"errors", "json_file", "library.page_format", "library.workspace_info", "pooling"},
+    *{
+        "errors",
+        "json_file",
+        "library.adapter_format",
+        "library.page_format",
+        "library.workspace_info",
+        "pooling",
+    },
     *{"precision", "record"},
 }
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.limits", "runtime.decode_rows"}
@@ -108,6 +115,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "precision": set(),
     "without_torch": set(),
     "library": GROUND,
+    "library.adapter_format": set(),
     "library.page_format": set(),
     "library.workspace_info": {"record"},
     "protocol": GROUND,

@@ -103,15 +103,13 @@ class StateInputs:
 class AdapterInputs:
     """The LoRA adapters of one matrix. Token t has the adapter a = slots[t], unless that is -1. To
     the rows of each part of the matrix's result it adds up[a] of these rows times down[a, part]
-    x[t]."""
+    x[t]. Their shapes: `library/adapter_format.py`."""
 
     slots: Tensor
     """int32 [tokens]."""
     down: Tensor
-    """[adapters, parts, rank, columns], of the backend's `adapter_dtype`; 0 beyond the rank of an
-    adapter, as is `up`."""
+    """Of the backend's `adapter_dtype`; 0 beyond the rank of an adapter, as is `up`."""
     up: Tensor
-    """[adapters, rank, rows]."""
     ranks: Tensor
     """int32 [adapters]: the largest rank of an adapter's parts; 0: it leaves the matrix alone."""
     widths: tuple[int, ...]

@@ -12,7 +12,7 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
              in place);
              if there is an EAGLE head: previous [m];
              in a library for LoRA adapters: adapter_slots [m]; adapters, of each matrix that they
-             may change: down [a, parts, rank, columns], up [a, rank, rows], ranks [a];
+             may change: down, up (`adapter_format.py`), ranks [a];
              in a library for images: vector_at [v]; if image tokens see the whole image, of each
              group with a window: first_seen [m]; vectors [v, hidden];
              params (one tensor behind the other)
@@ -71,6 +71,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mlc_llm.library.adapter_format import block_rows
 from mlc_llm.library.metadata import AdaptedInfo, KVGroupInfo, KVInfo, SightInfo, StateInfo
 
 FORWARD = "forward"
@@ -188,9 +189,10 @@ def _adapters(tensor: Tensor, adapted: tuple[AdaptedInfo, ...]) -> dict[str, obj
         return {}
     factors = []
     for one in adapted:
+        rows, block = sum(one.widths), block_rows(one.widths)
         factors += [
             tensor(one.dtype, "adapters", len(one.widths), "rank", one.columns),
-            tensor(one.dtype, "adapters", "rank", sum(one.widths)),
+            tensor(one.dtype, "adapters", rows // block, "rank", block),
             tensor("int32", "adapters"),
         ]
     return {"adapter_slots": tensor("int32", "m"), "adapters": factors}

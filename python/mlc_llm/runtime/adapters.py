@@ -11,6 +11,7 @@ import numpy.typing as npt
 import tvm_ffi
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.library.adapter_format import block_rows
 from mlc_llm.library.metadata import AdaptedInfo, Metadata
 from mlc_llm.runtime.batch import AdapterParts, BatchRow, Factors
 from mlc_llm.runtime.decode_rows import DecodeRows
@@ -33,15 +34,7 @@ class AdapterMemory:
 
     def __init__(self, infos: Sequence[AdaptedInfo], limits: AdapterLimits, device: Device) -> None:
         self._infos, self._limits, self._device = infos, limits, device
-        slots, rank = limits.slots, limits.rank
-        self._tensors = [
-            _Tensors(
-                device.zeros((slots, len(one.widths), rank, one.columns), one.dtype),
-                device.zeros((slots, rank, sum(one.widths)), one.dtype),
-                device.zeros((slots,), "int32"),
-            )
-            for one in infos
-        ]
+        self._tensors = [_empty(one, limits, device) for one in infos]
         self.inputs = tvm_ffi.convert([one for found in self._tensors for one in found])
         """`forward`'s input `adapters`."""
 
@@ -64,10 +57,21 @@ class AdapterMemory:
                 down[p, :own], up[:own, start : start + width] = _balanced(one)
                 most = max(most, own)
             start += width
+        blocks = up.reshape(rank, -1, block_rows(info.widths)).swapaxes(0, 1)
         for tensor, values in zip(
-            tensors, (_rounded(down, info), _rounded(up, info), np.int32(most)), strict=True
+            tensors, (_rounded(down, info), _rounded(blocks, info), np.int32(most)), strict=True
         ):
             self._device.write(tensor, slot, values)
+
+
+def _empty(info: AdaptedInfo, limits: AdapterLimits, device: Device) -> _Tensors:
+    """See `library/adapter_format.py`."""
+    slots, rank, block = limits.slots, limits.rank, block_rows(info.widths)
+    return _Tensors(
+        device.zeros((slots, len(info.widths), rank, info.columns), info.dtype),
+        device.zeros((slots, sum(info.widths) // block, rank, block), info.dtype),
+        device.zeros((slots,), "int32"),
+    )
 
 
 def _balanced(factors: Factors) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:

@@ -24,7 +24,7 @@ def factors(m: int, k: int, rows: int, isa: Isa) -> list[Array]:
     """`down`, `up`, `ranks`, `slots` and `groups`: more adapters than row blocks, or none."""
     rng = np.random.default_rng(0)
     down = rng.standard_normal((3, 2, RANK, k)).astype(np.float16)
-    up = rng.standard_normal((3, RANK, rows)).astype(np.float16)
+    up = rng.standard_normal((3, rows // 2, RANK, 2)).astype(np.float16)
     slots = np.array([(5 * t) % 4 - 1 for t in range(m)], np.int32)
     return [down, up, np.array(RANKS, np.int32), slots, groups_of(isa, slots)]
 

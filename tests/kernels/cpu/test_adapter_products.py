@@ -11,6 +11,7 @@ from kernel_tools import build, each_isa
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.adapter_groups import TOKENS, group_tokens, table_size
 from mlc_llm.kernels.cpu.adapters import STEP, add_adapters
+from mlc_llm.library.adapter_format import block_rows
 
 RANKS = [3, 8, 0]
 R = 8
@@ -31,6 +32,12 @@ def factors(
     for a, rank in enumerate(RANKS):
         down[a, :, rank:], up[a, rank:] = 0, 0
     return down.astype(isa.adapter_dtype), up.astype(isa.adapter_dtype)
+
+
+def in_blocks(up: np.ndarray, widths: tuple[int, ...]) -> np.ndarray:
+    """As kernels read it (`library/adapter_format.py`)."""
+    shape = (*up.shape[:2], -1, block_rows(widths))
+    return np.ascontiguousarray(up.reshape(shape).swapaxes(1, 2))
 
 
 def groups_of(isa: Isa, slots: np.ndarray) -> np.ndarray:
@@ -72,7 +79,7 @@ def test_products(isa: Isa, widths: tuple[int, ...]) -> None:
                 if a >= 0:
                     small = down[a, p].astype(np.float64) @ x[t]
                     expected[t, first : first + width] += small @ up[a, :, first : first + width]
-        add(x, x, down, up, *tables, groups_of(isa, tables[1]), y)
+        add(x, x, down, in_blocks(up, widths), *tables, groups_of(isa, tables[1]), y)
         assert np.abs(y - expected).max() <= 1e-4
         untouched = [t for t, a in enumerate(slots) if a < 0]
         assert y[untouched].tobytes() == before[untouched].tobytes()
@@ -80,10 +87,22 @@ def test_products(isa: Isa, widths: tuple[int, ...]) -> None:
 
 
 @each_isa()
+def test_adapters_that_leave_the_matrix_alone(isa: Isa) -> None:
+    rng, k, slots = np.random.default_rng(0), 64, np.array([0, 1], np.int32)
+    x, y = normal(rng, 2, k), normal(rng, 2, 32)
+    down, up = factors(rng, isa, 1, k, 32)
+    found, ranks = y.copy(), np.zeros(3, np.int32)
+    add = build(isa, add_adapters, "plain", k, 32, (32,), isa.adapter_dtype, isa.lanes)
+    add(x, x, down, in_blocks(up, (32,)), ranks, slots, groups_of(isa, slots), found)
+    assert found.tobytes() == y.tobytes()
+
+
+@each_isa()
 def test_a_tokens_bits_do_not_depend_on_other_tokens(isa: Isa) -> None:
     rng, k, widths = np.random.default_rng(0), 64, (64, 32)
     x, y = normal(rng, len(MANY), k), normal(rng, len(MANY), 96)
     down, up = factors(rng, isa, 2, k, 96)
+    up = in_blocks(up, widths)
     ranks = np.array([STEP, 8, 4], np.int32)
 
     def computed(tokens: list[int]) -> np.ndarray:
@@ -113,7 +132,7 @@ def test_what_is_read_is_made_first(isa: Isa, kind: str) -> None:
     y, plain = np.zeros((m, rows), np.float32), np.zeros((m, rows), np.float32)
     down, up = factors(rng, isa, 1, k, rows)
     slots = np.array(MANY, np.int32)
-    rest = down, up, np.array(RANKS, np.int32), slots, groups_of(isa, slots)
+    rest = down, in_blocks(up, (rows,)), np.array(RANKS, np.int32), slots, groups_of(isa, slots)
     options = rows, (rows,), isa.adapter_dtype, isa.lanes
     build(isa, add_adapters, kind, k, *options, eps)(x, weight if kind == "norm" else x, *rest, y)
     floats = made.astype(np.float32)

@@ -67,7 +67,8 @@ def test_adapters(emulate: Emulator) -> None:
     small, y = np.full((4, 2, rank), np.nan, np.float32), normal(3, 4, 64)
     tables = (ranks, slots)
     small = emulate(adapter_down(k, 2), as_planes(x), down, *tables, small)[-1]
-    found = emulate(adapter_up(64, widths), small, up, *tables, y.copy())[-1]
+    blocks = np.ascontiguousarray(up.reshape(2, rank, -1, 8).swapaxes(1, 2))
+    found = emulate(adapter_up(64, widths), small, blocks, *tables, y.copy())[-1]
     wanted = y.astype(np.float64)
     for t, slot in enumerate(slots):
         for part, own in ((0, slice(0, 40)), (1, slice(40, 64))) if slot >= 0 else ():

@@ -28,9 +28,9 @@ class Adapted:
         """None: no adapter changes the matrix."""
         return next((inputs for one, inputs in self._matrices if one is matrix), None)
 
-    def asks(self, inputs: AdapterInputs, fmt: WeightFormat, *, fast: bool) -> Factors | None:
-        """What the product of the matrix asks for. fast: it has fast rows."""
-        if not can_ask(fmt, self._isa, fast=fast):
+    def asks(self, inputs: AdapterInputs, fmt: WeightFormat) -> Factors | None:
+        """What the product of the matrix asks for."""
+        if not can_ask(fmt, self._isa):
             return None
         return Factors(int(inputs.down.shape[3]), inputs.widths, self._isa.adapter_dtype)
 
@@ -41,12 +41,13 @@ class Adapted:
             self._groups_of(inputs.slots),
         ]
 
-    def add_to(self, y: Tensor, x: Input, inputs: AdapterInputs) -> Tensor:
-        """y in place. x: what the matrix has read."""
+    def add_to(self, y: Tensor, x: Input, inputs: AdapterInputs, fmt: WeightFormat) -> Tensor:
+        """y in place. x: what the matrix has read; fmt: its format."""
         columns, width, isa = int(inputs.down.shape[3]), int(y.shape[1]), self._isa
         kernel = add_adapters(
-            x.kind, columns, width, inputs.widths, isa.adapter_dtype, isa.lanes, x.eps
-        )
+            x.kind, columns, width, inputs.widths, isa.adapter_dtype, isa.lanes, x.eps,
+            asks=not can_ask(fmt, isa),
+        )  # fmt: skip
         args = [*x.arguments, *self.factors(inputs), y]
         name = f"{x.kind}_add_adapters"
         return op.tensor_ir_inplace_op(kernel, name, args, len(args) - 1, float_tensor(*y.shape))

@@ -186,7 +186,7 @@ class CpuOps(AttentionOps, PlainRows):
         if add_to is not None and KINDS[given.kind].norm:  # it may be a norm of what is added to
             given = Input("plain", given.as_floats(matrix.columns, self._isa, self._scratch))
         y = self._plain_product(matrix, given, add_to, inputs)
-        return self._adapted.add_to(y, given, inputs)
+        return self._adapted.add_to(y, given, inputs, matrix.fmt)
 
     def _plain_product(
         self,
@@ -202,7 +202,7 @@ class CpuOps(AttentionOps, PlainRows):
         add = add_to is not None
         has_fast, asks = fast is not None, None
         if inputs is not None:
-            asks = self._adapted.asks(inputs, matrix.fmt, fast=has_fast)
+            asks = self._adapted.asks(inputs, matrix.fmt)
         kernel = matmul(
             matrix.rows, matrix.columns, matrix.fmt, self._isa,
             accumulate=add, fast=has_fast, split=split, asks=asks, source=source,

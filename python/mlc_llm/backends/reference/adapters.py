@@ -18,7 +18,8 @@ def adapter_sum(x: Tensor, inputs: AdapterInputs) -> Tensor:
     own = op.maximum(slots, none)
     wide = op.reshape(x, (tokens, 1, 1, x.shape[1]))
     small = op.sum(taken(inputs.down, own) * wide, axis=3) * has_one  # [tokens, parts, rank]
-    up = taken(inputs.up, own)
+    blocks = op.permute_dims(taken(inputs.up, own), [0, 2, 1, 3])
+    up = op.reshape(blocks, (tokens, blocks.shape[1], sum(widths)))
     if len(widths) == 1:
         return op.reshape(op.matmul(small, up), (tokens, widths[0]))
     smalls = op.split(small, len(widths), axis=1)

@@ -19,6 +19,7 @@ from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.adapter_groups import Groups
 from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
 from mlc_llm.kernels.types import Buffer, Index
+from mlc_llm.library.adapter_format import block_rows
 from mlc_llm.library.page_format import element_bytes
 from mlc_llm.record import record
 
@@ -67,6 +68,7 @@ def ask_for_factors(turn, step, steps):
     """What a row block asks for at one of its steps; past the ends nothing happens."""
     asked = T.meta_var(turn.asked)
     line = T.meta_var(asked.factors.line)
+    together = T.meta_var(block_rows(asked.factors.widths))
     for i in T.serial(T.ceildiv(asked.groups.count - turn.number, turn.count)):
         slot: T.let[T.int32] = asked.groups.slot(turn.number + i * turn.count)
         rank: T.let[T.int32] = asked.ranks[slot]
@@ -75,10 +77,10 @@ def ask_for_factors(turn, step, steps):
             for part in T.unroll(len(asked.factors.widths)):
                 at = T.meta_var(turn.block * share + step + n * steps)
                 T.evaluate(prefetch(asked.down, slot, part, 0, at * line))
-        for n in T.serial(T.ceildiv(rank - step, steps)):
-            for c in T.unroll(-(-BLOCK // line)):
-                at = T.meta_var(turn.block * BLOCK + c * line)
-                T.evaluate(prefetch(asked.up, slot, step + n * steps, at))
+        for n in T.serial(T.ceildiv(T.ceildiv(rank * together, line) - step, steps)):
+            for b in T.unroll(BLOCK // together):
+                at = T.meta_var(turn.block * (BLOCK // together) + b)
+                T.evaluate(prefetch(asked.up, slot, at, 0, (step + n * steps) * line))
 
 
 def asking(kernel: PrimFunc, asks: Factors | None) -> PrimFunc:
@@ -93,7 +95,10 @@ def down_shape(asks: Factors | None, a: Index, r: Index) -> tuple[Index, ...]:
 
 def up_shape(asks: Factors | None, a: Index, r: Index) -> tuple[Index, ...]:
     """Kernels that do not ask have any."""
-    return (a, r, 1) if asks is None else (a, r, sum(asks.widths))
+    if asks is None:
+        return a, 1, r, 1
+    block = block_rows(asks.widths)
+    return a, sum(asks.widths) // block, r, block
 
 
 def dtype_of(asks: Factors | None) -> str:

@@ -7,11 +7,11 @@
         h[t, p, j] = sum over i of f[t, i] * down[a, p, j, i]
     for each group with an adapter a:                                       parallel
       for each token t of the group, for each row n of the matrix, in part p:
-        y[t, n] += sum over j of h[t, p, j] * up[a, j, n]
+        y[t, n] += sum over j of h[t, p, j] * up[a, n / b, j, n % b]
 
 X, weight and bias: see `row_kinds.py`
 down    dtype [a, parts, r, k]: r is a multiple of STEP, and 0 from an adapter's rank on
-up      dtype [a, r, rows]
+up      dtype [a, rows / b, r, b]: row n is in block n / b (`library/adapter_format.py`)
 ranks   int32 [a]: the largest rank of an adapter's parts
 slots   int32 [m]: the adapter of a token, -1 for none
 groups  int32 [2 m + 2]: which tokens have the same one (`adapter_groups.py`)
@@ -20,8 +20,8 @@ f       float32 [m, k]; X itself where the kind is "plain"
 h       float32 [m, parts, r]
 
 So a piece of an adapter is read once for all tokens of a group, and converted once for up to four
-tokens. The product before has asked the memory for it (`adapter_asks.py`). A token's sums have one
-order, whatever else is in the step.
+tokens. The memory is asked for it before, by the product (`adapter_asks.py`) or a task ahead. A
+token's sums have one order, whatever else is in the step.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ from tvm.tirx import PrimFunc
 from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.adapter_groups import Groups, table_size
 from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
+from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, halved_sum, lanes_at, splat
 from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.library.adapter_format import block_rows
+from mlc_llm.library.page_format import element_bytes
 
 STEP = 4
 """Rows of `down` that a task multiplies."""
@@ -47,14 +50,23 @@ BLOCK, SUMS = 256, 64
 
 @cache
 def add_adapters(
-    kind: str, k: int, width: int, widths: tuple[int, ...], dtype: str, lanes: int, eps: float = 0.0
+    kind: str,
+    k: int,
+    width: int,
+    widths: tuple[int, ...],
+    dtype: str,
+    lanes: int,
+    eps: float = 0.0,
+    *,
+    asks: bool = True,
 ) -> PrimFunc:
     """Kernel of (X, weight, bias, down, up, ranks, slots, groups, y). widths: rows of each part;
-    eps: of a norm."""
+    eps: of a norm; asks: no product has asked the memory for the factors."""
     rows, parts = sum(widths), len(widths)
     block = math.gcd(BLOCK, *widths)
     sums_columns = math.gcd(SUMS, block)
-    down_lanes, up_lanes = math.gcd(k, lanes), math.gcd(block, lanes)
+    together, line = block_rows(widths), LINE_BYTES // element_bytes(dtype)
+    down_lanes, up_lanes = math.gcd(k, lanes), math.gcd(together, lanes)
     vectors, blocks = sums_columns // up_lanes, rows // block
 
     def part_of(column: Index) -> Expr | int:
@@ -109,7 +121,11 @@ def add_adapters(
                 for t in T.unroll(size):
                     sums[t, v, lane] = sums[t, v, lane] + splat(
                         H[G.token(at + t), part_of(first), j], up_lanes
-                    ) * numbers(U, (slot, j), first + v * up_lanes, up_lanes)
+                    ) * numbers(
+                        U,
+                        (slot, first // together + v * up_lanes // together, j),
+                        *(v * up_lanes % together, up_lanes),
+                    )
         for t in T.unroll(size):
             for v in T.unroll(vectors):
                 Y[G.token(at + t), lanes_at(first + v * up_lanes, up_lanes)] = sums[t, v, lane]
@@ -126,15 +142,42 @@ def add_adapters(
         if size % 2 == 1:
             compute(1, *buffers, G, first + size - 1, *rest)
 
+    def place(piece: Index) -> tuple[Index, Index]:
+        """The part that a piece of `down` belongs to, and its first row."""
+        return piece % parts, piece // parts * STEP
+
+    @T.inline
+    def ask_for_down(D, slot, piece):
+        """Asks the memory for what the thread reads next."""
+        part, first = T.meta_var(place(piece))
+        for i in T.serial(T.ceildiv(STEP * k, line)):
+            T.evaluate(prefetch(D, slot, part, first, i * line, cache=2))
+
+    @T.inline
+    def ask_for_up(U, slot, rank, piece, pieces):
+        """Asks for the piece's share of `up`, which the same thread will read."""
+        all_blocks = T.meta_var(rows // together)
+        start: T.let[T.int32] = piece * all_blocks // pieces
+        for b in T.serial((piece + 1) * all_blocks // pieces - start):
+            for i in T.serial(T.ceildiv(rank * together, line)):
+                T.evaluate(prefetch(U, slot, start + b, 0, i * line, cache=2))
+
     @T.inline
     def add_to(F, D, U, R, Y, G):
         """Both products."""
         H = T.alloc_buffer((Y.shape[0], parts, D.shape[2]), "float32")
-        steps = T.meta_var(D.shape[2] // STEP)
         groups: T.let[T.int32] = G.count
-        for u in T.parallel(parts * steps * groups):
+        largest = T.alloc_buffer((1,), "int32")
+        largest[0] = 0
+        for group in T.serial(groups):
+            largest[0] = T.max(largest[0], R[G.slot(group)])
+        pieces: T.let[T.int32] = parts * T.ceildiv(largest[0], STEP)
+        for u in T.parallel(pieces * groups):
             group, piece = T.meta_var((u % groups, u // groups))
-            part, first = T.meta_var((piece // steps, piece % steps * STEP))
+            part, first = T.meta_var(place(piece))
+            if asks:
+                ask_for_down(D, G.slot((u + 1) % groups), (u + 1) // groups)
+                ask_for_up(U, G.slot(group), R[G.slot(group)], piece, pieces)
             if first < R[G.slot(group)]:
                 in_fours(multiply_down, group, (F, D, H), G, G.slot(group), part, first)
         for u in T.parallel(blocks * groups):
@@ -158,7 +201,7 @@ def add_adapters(
         N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
         BIAS = T.match_buffer(bias, (k,), "float32")
         D = T.match_buffer(down, (a, parts, r, k), dtype)
-        U = T.match_buffer(up, (a, r, rows), dtype)
+        U = T.match_buffer(up, (a, rows // together, r, together), dtype)
         R = T.match_buffer(ranks, (a,), "int32")
         S = T.match_buffer(slots, (m,), "int32")
         TABLE = T.match_buffer(groups, (table_size(m),), "int32")

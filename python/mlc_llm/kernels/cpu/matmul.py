@@ -47,9 +47,10 @@ def can_quantize(fmt: WeightFormat, isa: Isa, *, fast: bool = False) -> bool:
     return isa.integer and not (fmt.is_float or on_tiles or fmt.reads_floats)
 
 
-def can_ask(fmt: WeightFormat, isa: Isa, *, fast: bool = False) -> bool:
-    """Whether the product can ask the memory for the factors of adapters."""
-    return can_quantize(fmt, isa, fast=fast)
+def can_ask(fmt: WeightFormat, isa: Isa) -> bool:
+    """Whether the product can ask the memory for the factors of adapters. With AMX nothing is
+    gained: reading takes as long beside products as after them."""
+    return can_quantize(fmt, isa) and not isa.amx_tiles
 
 
 @cache
@@ -79,7 +80,7 @@ def matmul(
     """
     assert has_fast_rows(fmt, isa) or not fast
     assert can_split(fmt, isa, k) or not split
-    assert can_ask(fmt, isa, fast=fast) or asks is None
+    assert can_ask(fmt, isa) or asks is None
     assert can_quantize(fmt, isa, fast=fast) or source is None
     if split:
         return split_matmul(n, k, fmt, accumulate=accumulate)

@@ -3,10 +3,10 @@
 adapter_down:  a warp for each token, part and number of the adapter's rank
     small[t, part, r] = down[a, part, r] . x[t]
 adapter_up:    a block for each token
-    y[t, row] += sum over r of small[t, part of the row, r] * up[a, r, row]
+    y[t, row] += sum over r of small[t, part of the row, r] * up of the row and r
 
 a is the adapter of token t; nothing happens to a token without one. Sums have the same order for
-every token.
+every token. How factors lie: `library/adapter_format.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mlc_llm.kernels.cuda.planes import row_words
 from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, block_size, grid
 from mlc_llm.kernels.cuda.token_rows import number, row_scale
 from mlc_llm.kernels.types import Expr, Index
+from mlc_llm.library.adapter_format import block_rows
 
 WARPS = 8
 
@@ -72,10 +73,10 @@ def adapter_down(k: int, parts: int) -> PrimFunc:
 
 @cache
 def adapter_up(width: int, widths: tuple[int, ...]) -> PrimFunc:
-    """Kernel of (small, up float32 [adapters, rank, rows], ranks, slots, y float32 [m, width]).
+    """Kernel of (small, up float32, ranks, slots, y float32 [m, width]).
 
     widths: rows of each part."""
-    rows, starts = sum(widths), list(accumulate(widths))[:-1]
+    rows, starts, rows_together = sum(widths), list(accumulate(widths))[:-1], block_rows(widths)
     threads = block_size(rows)
 
     def part_of(i: Expr) -> Index:
@@ -92,7 +93,7 @@ def adapter_up(width: int, widths: tuple[int, ...]) -> PrimFunc:
         n = T.int32()
         rank = T.int32()
         X = T.match_buffer(small, (m, len(widths), rank), "float32")
-        U = T.match_buffer(up, (n, rank, rows), "float32")
+        U = T.match_buffer(up, (n, rows // rows_together, rank, rows_together), "float32")
         RANKS = T.match_buffer(ranks, (n,), "int32")
         S = T.match_buffer(slots, (m,), "int32")
         Y = T.match_buffer(y, (m, width), "float32")
@@ -108,7 +109,11 @@ def adapter_up(width: int, widths: tuple[int, ...]) -> PrimFunc:
                         if i < rows:
                             total[0] = T.float32(0)
                             for r in T.serial(RANKS[S[row]]):
-                                total[0] = total[0] + X[row, part_of(i), r] * U[S[row], r, i]
+                                total[0] = (
+                                    total[0]
+                                    + X[row, part_of(i), r]
+                                    * U[S[row], i // rows_together, r, i % rows_together]
+                                )
                             Y[row, i] = Y[row, i] + total[0]
 
     return multiply
