@@ -154,13 +154,12 @@ def add_adapters(
             T.evaluate(prefetch(D, slot, part, first, i * line, cache=2))
 
     @T.inline
-    def ask_for_up(U, slot, rank, piece, pieces):
-        """Asks for the piece's share of `up`, which the same thread will read."""
-        all_blocks = T.meta_var(rows // together)
-        start: T.let[T.int32] = piece * all_blocks // pieces
-        for b in T.serial((piece + 1) * all_blocks // pieces - start):
+    def ask_for_up(U, slot, rank, piece):
+        """The same for columns of y."""
+        first = T.meta_var(piece * (block // together))
+        for b in T.serial(block // together):
             for i in T.serial(T.ceildiv(rank * together, line)):
-                T.evaluate(prefetch(U, slot, start + b, 0, i * line, cache=2))
+                T.evaluate(prefetch(U, slot, first + b, 0, i * line, cache=2))
 
     @T.inline
     def add_to(F, D, U, R, Y, G):
@@ -177,11 +176,14 @@ def add_adapters(
             part, first = T.meta_var(place(piece))
             if asks:
                 ask_for_down(D, G.slot((u + 1) % groups), (u + 1) // groups)
-                ask_for_up(U, G.slot(group), R[G.slot(group)], piece, pieces)
             if first < R[G.slot(group)]:
                 in_fours(multiply_down, group, (F, D, H), G, G.slot(group), part, first)
         for u in T.parallel(blocks * groups):
             group, piece = T.meta_var((u % groups, u // groups))
+            if asks:
+                ask_for_up(
+                    U, G.slot((u + 1) % groups), R[G.slot((u + 1) % groups)], (u + 1) // groups
+                )
             for i in T.serial(block // sums_columns):
                 in_fours(
                     *(add_up, group, (H, U, Y), G),
