@@ -31,5 +31,11 @@ class ClockedLibrary(Library):
     def __getitem__(self, name: str) -> Clock:
         return Clock(super().__getitem__(name))
 
-    def with_params(self, name: str, params: Sequence[DeviceTensor], tokens: int = 0) -> Clock:
-        return Clock(super().with_params(name, params, tokens))
+    def with_params(
+        self,
+        name: str,
+        params: Sequence[DeviceTensor],
+        tokens: int = 0,
+        kept: Sequence[DeviceTensor] = (),
+    ) -> Clock:
+        return Clock(super().with_params(name, params, tokens, kept))

@@ -4,6 +4,7 @@ that stand there, and the compiled function takes no others."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import tvm_ffi
 from tiny_models import TinyModels
 
 from mlc_llm.library.metadata import Metadata
-from mlc_llm.library.signatures import signatures
+from mlc_llm.library.signatures import kept_arguments, signatures
 from mlc_llm.runtime.batch import Batch, BatchRow, LogitBias, Sampling
 from mlc_llm.runtime.library import Library
 from mlc_llm.runtime.model_runner import ModelRunner
@@ -82,8 +83,30 @@ def calls(tiny_models: TinyModels) -> Called:
     def watched(self: Library, name: str) -> Any:
         return seeing(name, usual(self, name))
 
-    def with_params(self: Library, name: str, params: Any, tokens: int = 0) -> Any:
-        return seeing(name, given(self, name, params, tokens))
+    def with_params(
+        self: Library, name: str, params: Any, tokens: int = 0, kept: Sequence[Any] = ()
+    ) -> Any:
+        names = list(declared(self.metadata)[name])
+        own = [one for one in names if one not in kept_arguments(name, names)]
+
+        def whole(*args: Any) -> Any:
+            """The function of all arguments, those that are kept included."""
+            values = dict(zip(names, args, strict=True))
+            others = [t for one in names if one not in own for t in values[one]]
+            function = given(self, name, params, tokens, others)
+            return function(*(values[one] for one in own))
+
+        seen_whole = seeing(name, whole)
+
+        def call(*args: Any) -> Any:
+            values, rest = dict(zip(own, args, strict=True)), iter(kept)
+            for one in names:
+                if one not in own:
+                    values[one] = list(islice(rest, len(declared(self.metadata)[name][one])))
+            assert not list(rest)
+            return seen_whole(*(values[one] for one in names))
+
+        return call
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Library, "__getitem__", watched)
@@ -140,10 +163,18 @@ def variants(declared: Any, given: Any, free: set[str]) -> Iterator[Any]:
             yield [*given[:i], other, *list(given)[i + 1 :]]
 
 
-def free_sizes(declared: dict[str, Any]) -> set[str]:
-    """Names of sizes that stand once, so that no other argument speaks against any number."""
-    names = [size for _, shape in flat(declared.values()) for size in shape]
-    return {name for name in names if isinstance(name, str) and names.count(name) == 1}
+def free_sizes(name: str, declared: dict[str, Any]) -> set[str]:
+    """Names of sizes that stand once, so that no other argument speaks against any number, and of
+    those that stand in KEPT arguments only, which are made once and together."""
+    sizes = [size for _, shape in flat(declared.values()) for size in shape]
+    kept = kept_arguments(name, declared)
+    others = [one for argument, one in declared.items() if argument not in kept]
+    wanted = {size for _, shape in flat(others) for size in shape}
+    return {
+        size
+        for size in sizes
+        if isinstance(size, str) and (sizes.count(size) == 1 or size not in wanted)
+    }
 
 
 def test_a_compiled_function_takes_nothing_else(calls: Called) -> None:
@@ -153,7 +184,7 @@ def test_a_compiled_function_takes_nothing_else(calls: Called) -> None:
         function, call = calls.functions[name], calls.calls[name][-1]
         function(*call)
         for i, one in enumerate(arguments.values()):
-            for wrong in variants(one, call[i], free_sizes(arguments)):
+            for wrong in variants(one, call[i], free_sizes(name, arguments)):
                 with pytest.raises((TypeError, ValueError, RuntimeError)):
                     function(*call[:i], wrong, *call[i + 1 :])
                 count += 1

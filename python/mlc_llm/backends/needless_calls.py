@@ -5,16 +5,20 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-_CHECKS = ("vm.builtin.check_tensor_info", "vm.builtin.match_shape")
+_CHECK, _MATCH = "vm.builtin.check_tensor_info", "vm.builtin.match_shape"
+_STORE = 1
+"""In a match: the number of axes, then what to do with each and a number for it. This one keeps a
+size, which others may read."""
 
 
 @relax.transform.function_pass(opt_level=0)
 class WithoutNeedlessCalls:
     """To run behind `VMShapeLower`, which writes checks of all arguments.
 
-    Left out are checks of weights: whoever loads them has compared each with the library's list,
-    and their sizes are in the code. Also tuples that nobody reads, which kernels leave behind that
-    change several arguments in place, and parts of a tuple that were taken out of it before.
+    Left out are checks of weights and of other tensors that are given once: whoever loads or makes
+    them has the library's list, and kernels check what they get. Also tuples that nobody reads,
+    which kernels leave behind that change several arguments in place, and parts of a tuple that
+    were taken out of it before.
     """
 
     def transform_function(
@@ -59,7 +63,7 @@ class _Slimming:
             if first is not var:
                 self._instead[var] = first
             return first is var
-        return not (_is_check(value) and value.args[0] in self._weights)
+        return not (_only_checks(value) and value.args[0] in self._weights)
 
     def _renamed(self, value: relax.Expr) -> relax.Expr:
         """The same with the variables that are left."""
@@ -76,6 +80,10 @@ class _Slimming:
         return relax.Call(value.op, args, value.attrs, value.ty_args, value.span)
 
 
-def _is_check(value: relax.Expr) -> bool:
-    is_call = isinstance(value, relax.Call) and isinstance(value.op, relax.ExternFunc)
-    return is_call and value.op.global_symbol in _CHECKS
+def _only_checks(value: relax.Expr) -> bool:
+    if not (isinstance(value, relax.Call) and isinstance(value.op, relax.ExternFunc)):
+        return False
+    if value.op.global_symbol == _MATCH:
+        axes = int(value.args[2].value)
+        return all(int(value.args[3 + 2 * i].value) != _STORE for i in range(axes))
+    return bool(value.op.global_symbol == _CHECK)

@@ -18,6 +18,8 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
              params (one tensor behind the other)
              -> logits [s, padded_vocab], hidden [s, hidden]; of an EAGLE head also what its
                 attention gives, which nobody reads
+             What is the same in each step (KEPT) comes behind the other arguments, one tensor
+             behind the other, and is given once, as params are
   hidden        what the logits are made of, before the last norm
   position      row of `ropes` that turns a token's query and key
   sink_position row that turns the query with which a token sees sinks, where the engine has a
@@ -69,7 +71,7 @@ mlc.all_reduce   x, total, both [m, hidden]: fills `total` with the sum of all r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mlc_llm.library.adapter_format import block_rows
 from mlc_llm.library.metadata import AdaptedInfo, KVGroupInfo, KVInfo, SightInfo, StateInfo
@@ -87,6 +89,10 @@ ALL_REDUCE = "mlc.all_reduce"
 
 WITH_PARAMS = (FORWARD, LAST_HIDDEN, DRAFT_NEXT)
 """Functions that take `params` last."""
+
+KEPT = ("windows", "pages", "states", "adapters")
+"""Arguments of steps that are the same in all of them."""
+_STEPS = (FORWARD, DRAFT_NEXT)
 
 NO_TOKEN = -1
 """From `sample`: the row's logits are not finite, or nothing is allowed."""
@@ -128,6 +134,11 @@ def signatures(
             "pages": pages,
         },
     }
+
+
+def kept_arguments(name: str, arguments: Iterable[str]) -> list[str]:
+    """Those of a function's arguments that are given once."""
+    return [one for one in arguments if one in KEPT and name in _STEPS]
 
 
 def sampling_signatures(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import tvm_ffi
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.adapter_format import block_rows
@@ -35,8 +34,11 @@ class AdapterMemory:
     def __init__(self, infos: Sequence[AdaptedInfo], limits: AdapterLimits, device: Device) -> None:
         self._infos, self._limits, self._device = infos, limits, device
         self._tensors = [_empty(one, limits, device) for one in infos]
-        self.inputs = tvm_ffi.convert([one for found in self._tensors for one in found])
-        """`forward`'s input `adapters`."""
+
+    @property
+    def tensors(self) -> list[DeviceTensor]:
+        """`forward`'s argument `adapters`."""
+        return [one for found in self._tensors for one in found]
 
     def load(self, slot: int, parts: AdapterParts) -> None:
         """Put an adapter into a slot, which no row of a step has until then."""

@@ -33,10 +33,10 @@ def allocate_states(infos: Sequence[StateInfo], slots: int, device: Device) -> t
     return tvm_ffi.convert([device.zeros((slots, *one.shape), "float32") for one in infos])
 
 
-def window_tensors(windows: Sequence[Window | None], device: Device) -> tvm_ffi.Array:
-    """`forward`'s input `windows`; without a window a token sees all before it."""
+def window_tensors(windows: Sequence[Window | None], device: Device) -> list[DeviceTensor]:
+    """`forward`'s argument `windows`; without a window a token sees all before it."""
     seen = [(one.size, one.sinks) if one else (MAX_INT32, 0) for one in windows]
-    return tvm_ffi.convert([device.upload(np.array(pair, np.int32)) for pair in seen])
+    return [device.upload(np.array(pair, np.int32)) for pair in seen]
 
 
 def check_page_format(info: KVInfo, wanted: KVCacheDtype) -> None:

@@ -57,11 +57,15 @@ class Library:
         return self._functions[name]
 
     def with_params(
-        self, name: str, params: Sequence[DeviceTensor], tokens: int = 0
+        self,
+        name: str,
+        params: Sequence[DeviceTensor],
+        tokens: int = 0,
+        kept: Sequence[DeviceTensor] = (),
     ) -> Callable[..., Any]:
         """A function that takes weights, with these weights, and with its workspaces.
 
-        tokens: of a step, at most.
+        tokens: of a step, at most. kept: the tensors of its KEPT arguments.
         """
         workspaces = self.workspaces.of(self.metadata.workspaces.get(name, ()), tokens)
-        return self._functions.with_last(name, [*params, *workspaces])
+        return self._functions.with_last(name, [*kept, *params, *workspaces])

@@ -106,12 +106,7 @@ class ModelStep:
         """By who computes, the head or the model, and by the number of tokens."""
         arrays = params_in(packed)
         params = ordered_params(arrays, info.params, device)
-        tokens = limits.max_batch_tokens
-        self.forward = library.with_params(FORWARD, params, tokens)
         self._last_hidden = library.with_params(LAST_HIDDEN, params)
-        self._draft_next = None
-        if info.eagle_group is not None:
-            self._draft_next = library.with_params(DRAFT_NEXT, params, tokens)
         far = None if window is None else window.far
         single = limits.context_window
         longest = single if far is None else min(single, far + 1)
@@ -126,9 +121,16 @@ class ModelStep:
         self.page_size, self.spare_state = info.kv.page_size, state_slots(limits.max_num_sequence)
         self.pages = allocate_pages(info.kv, [n + spares for n in self.page_counts], device)
         self.states = allocate_states(info.states, self.spare_state + spares, device)
-        self._windows = window_tensors(windows, device)
         slots = limits.adapters
         self.adapters = AdapterMemory(info.adapted, slots, device) if slots.slots else None
+        factors = () if self.adapters is None else self.adapters.tensors
+        seen = window_tensors(windows, device), self.pages, self.states
+        kept = [tensor for tensors in seen for tensor in tensors]
+        tokens = limits.max_batch_tokens
+        self.forward = library.with_params(FORWARD, params, tokens, [*kept, *factors])
+        self._draft_next = None
+        if info.eagle_group is not None:
+            self._draft_next = library.with_params(DRAFT_NEXT, params, tokens, kept)
         self.before_compute: Callable[[], None] | None = None
         """See `ModelRunner`."""
 
@@ -182,19 +184,10 @@ class ModelStep:
         staged: Staged,
     ) -> Sequence[object]:
         if tensors is not staged.inputs.tensors:
-            adapters = None if self.adapters is None else self.adapters.inputs
-            staged.inputs = StepInputs.of(
-                tensors,
-                len(numbers.placed.groups),
-                self.states,
-                adapters,
-                len(numbers.image_tables),
-                has_previous=numbers.placed.previous is not None,
-            )
-        _, single, by_group, states, _ = staged.inputs
+            staged.inputs = StepInputs.of(tensors, numbers)
+        _, single, by_group, more, _ = staged.inputs
         vectors = () if numbers.images is None else (numbers.images.vectors,)
-        own = self._windows, self.pages
-        return (*single, ropes, *by_group, *own, *states, *vectors)
+        return (*single, ropes, *by_group, *more, *vectors)
 
     def last_hidden(self, hidden: DeviceTensor, rows: DeviceTensor) -> DeviceTensor:
         """Rows of what the logits are made of, behind the last norm."""

@@ -100,35 +100,23 @@ class StepInputs(NamedTuple):
     """Token ids, rows of rotations, and what else has one tensor."""
     by_group: Sequence[tvm_ffi.Array]
     """Slots, places, query blocks and page ids: of each group of layers."""
-    states: Sequence[DeviceTensor | tvm_ffi.Array]
-    """Slots of previous tokens, if a draft head reads them. Rows of states, and the states, if
-    there are some. Then the same of adapters, and the tables of images."""
+    more: Sequence[DeviceTensor | tvm_ffi.Array]
+    """Slots of previous tokens, if a draft head reads them; rows of states and slots of adapters,
+    if there are some; and the tables of images."""
     rest: list[DeviceTensor]
     """Of tables that are not for `forward`."""
 
     @classmethod
-    def of(
-        cls,
-        tensors: list[DeviceTensor],
-        groups: int,
-        states: tvm_ffi.Array,
-        adapters: tvm_ffi.Array | None = None,
-        images: int = 0,
-        *,
-        has_previous: bool = False,
-    ) -> StepInputs:
-        """tensors: of `step_tables` and of others behind them. states: of recurrent layers.
-        adapters: None for a library without them. images: number of their tables."""
-        single, rest = tensors[:SINGLE], tensors[SINGLE + 4 * groups :]
-        last = SINGLE + 4 * groups
+    def of(cls, tensors: list[DeviceTensor], numbers: StepNumbers) -> StepInputs:
+        """tensors: of `step_tables` and of others behind them."""
+        placed, images = numbers.placed, len(numbers.image_tables)
+        last = SINGLE + 4 * len(placed.groups)
         by_group = [tvm_ffi.convert(tensors[SINGLE + i : last : 4]) for i in range(4)]
-        more: tuple[DeviceTensor | tvm_ffi.Array, ...] = (rest.pop(0),) if has_previous else ()
-        if states:
-            more += (rest.pop(0), states)
-        if adapters is not None:
-            more += (rest.pop(0), adapters)
+        tables = (placed.previous, placed.state_rows, numbers.adapters)
+        end = last + sum(table is not None for table in tables)
+        more: list[DeviceTensor | tvm_ffi.Array] = [*tensors[last:end]]
         if images:
-            more += (rest[0],)
-            more += (tvm_ffi.convert(rest[1:images]),) if images > 1 else ()
-            rest = rest[images:]
-        return cls(tensors, single, by_group, more, rest)
+            more.append(tensors[end])
+        if images > 1:
+            more.append(tvm_ffi.convert(tensors[end + 1 : end + images]))
+        return cls(tensors, tensors[:SINGLE], by_group, more, tensors[end + images :])

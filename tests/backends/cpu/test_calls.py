@@ -10,7 +10,8 @@ import pytest
 from tvm import relax
 
 from mlc_llm.backends.registry import backend_of
-from mlc_llm.compiler.build import export_specs, kv_info
+from mlc_llm.compiler.infos import kv_info
+from mlc_llm.compiler.methods import export
 from mlc_llm.library.signatures import FORWARD
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.decoder import Decoder
@@ -26,8 +27,7 @@ def called(path: Path, kernels: str, layers: int, kinds: dict[str, str]) -> Coun
     backend = backend_of(kernels)
     spec, ops = read_gguf(file.metadata, file.tensors).spec, backend.ops()
     model = Decoder(spec, ops)
-    specs = export_specs(model, kv_info(spec, backend, ops), ())
-    module, _ = model.export_tvm({FORWARD: specs[FORWARD]})
+    module, _ = export(model, kv_info(spec, backend, ops), ())
     values: dict[Any, Any] = dict(relax.analysis.get_var2val(module[FORWARD]))
     made = [value for value in values.values() if isinstance(value, relax.Call)]
     return Counter(one.args[0].name_hint for one in made if one.op.name in CALLS)

@@ -12,7 +12,8 @@ from tvm.relax.frontend.nn import Tensor
 
 from mlc_llm.backends.cpu.scratch import Scratch
 from mlc_llm.backends.registry import backend_of
-from mlc_llm.compiler.build import export_specs, kv_info
+from mlc_llm.compiler.infos import kv_info
+from mlc_llm.compiler.methods import export
 from mlc_llm.library.signatures import FORWARD
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.decoder import Decoder
@@ -28,8 +29,7 @@ def made(path: Path, layers: int, kinds: dict[str, str]) -> list[str]:
     file = GGUFFile.open(write_tiny_model(path, kinds=kinds, shape=TinyShape(layers=layers)))
     spec, ops = read_gguf(file.metadata, file.tensors).spec, PORTABLE.ops()
     model = Decoder(spec, ops)
-    specs = export_specs(model, kv_info(spec, PORTABLE, ops), ())
-    module, _ = model.export_tvm({FORWARD: specs[FORWARD]})
+    module, _ = export(model, kv_info(spec, PORTABLE, ops), ())
     values: dict[Any, Any] = dict(relax.analysis.get_var2val(module[FORWARD]))
     names = [value.op.name for value in values.values() if isinstance(value, relax.Call)]
     return [name for name in names if name in ("relax.call_tir", "relax.builtin.alloc_tensor")]
