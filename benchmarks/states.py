@@ -118,10 +118,19 @@ def write_model(name: str, path: Path) -> None:
             one = random_tensor(rng, key[0], sizes)
             made[key] = _negative(one) if key[2] else one
         tensors[_in_file(tensor, config)] = made[key]
-    if spec.architecture == "rwkv7":  # llama.cpp wants what no model reads
-        for i in range(3):
-            tensors[f"blk.0.time_mix_v{i}.weight"] = tensors[f"blk.0.time_mix_a{i}.weight"]
+    if spec.architecture == "rwkv7":
+        _as_converted(tensors)
     write_gguf(path, metadata(name, spec), tensors)
+
+
+def _as_converted(tensors: dict[str, TensorData]) -> None:
+    """RWKV-7 as llama.cpp wants it: with what no model reads, and one tensor in four axes."""
+    for i in range(3):
+        tensors[f"blk.0.time_mix_v{i}.weight"] = tensors[f"blk.0.time_mix_a{i}.weight"]
+    for name, one in tensors.items():
+        if name.endswith("time_mix_lerp_fused.weight"):
+            shape = (one.shape[0], 1, 1, one.shape[1])
+            tensors[name] = TensorData(shape, one.kind, one.data)
 
 
 def kind_of(name: str, sizes: Sequence[int], spec: ModelSpec) -> str:

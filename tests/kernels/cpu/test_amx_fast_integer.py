@@ -12,7 +12,7 @@ from test_amx_fast import activations, bfloat16, check_independence
 from test_matmul import ROWS, Weights, columns, weights
 
 from mlc_llm.backends.cpu.formats import padded_rows
-from mlc_llm.backends.cpu.isa import AMX, Isa
+from mlc_llm.backends.cpu.isa import AMX, VNNI, Isa
 from mlc_llm.kernels.cpu import bf16
 from mlc_llm.kernels.cpu.activation import quantize, quantized_width
 from mlc_llm.kernels.cpu.bf16 import TILE_ROWS
@@ -101,5 +101,5 @@ def test_prepared_rows(isa: Isa, kind: str, group: int) -> None:
 def test_which_products_are_on_tiles() -> None:
     fmt = weights("Q8_0", AMX).format
     assert has_fast_rows(fmt, FAST_AMX) and not has_fast_rows(fmt, AMX)
-    for asked in (can_quantize, can_ask):
-        assert asked(fmt, FAST_AMX) and not asked(fmt, FAST_AMX, fast=True)
+    assert can_quantize(fmt, FAST_AMX) and not can_quantize(fmt, FAST_AMX, fast=True)
+    assert not can_ask(fmt, AMX) and can_ask(weights("Q8_0", VNNI).format, VNNI)
