@@ -19,6 +19,19 @@ SOON = "import mlc_llm.serve.server.pool.registry as registry\nregistry.END_S = 
 """An engine that never moves again is not waited for as long as usual."""
 
 
+SIGNALLED_WHILE_IT_SAYS_SO = """
+import io, os, signal, sys
+class Raw(io.RawIOBase):
+    def writable(self): return True
+    def fileno(self): return 2
+    def write(self, data):
+        if b"http://" in bytes(data): os.kill(os.getpid(), signal.SIGTERM)
+        return os.write(2, data)
+sys.stderr = io.TextIOWrapper(io.BufferedWriter(Raw()), write_through=True)
+"""
+"""The signal comes while standard error is being written, which nothing else may write then."""
+
+
 def read_all(reply: HTTPResponse, into: list[bytes]) -> threading.Thread:
     thread = threading.Thread(target=lambda: into.append(reply.read()))
     thread.start()
@@ -33,6 +46,11 @@ def last_event(data: bytes) -> str:
 def test_an_idle_server_ends_at_once(one: signal.Signals) -> None:
     with serving() as server:
         server.process.send_signal(one)
+        assert server.end() == 0
+
+
+def test_a_signal_while_the_server_says_where_it_is() -> None:
+    with serving(more=SIGNALLED_WHILE_IT_SAYS_SO) as server:
         assert server.end() == 0
 
 

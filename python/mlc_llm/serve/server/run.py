@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -55,11 +56,12 @@ class Server(uvicorn.Server):
         self._memory = GivingBack()
         self._idle = IdleModels(context.models)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_ending = False
+        """A signal has come."""
         super().__init__(_config(context))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn."""
-        self._loop = asyncio.get_running_loop()
         try:
             await super().startup(sockets)
         except OSError as error:  # another server has begun to listen there in the meantime
@@ -83,6 +85,7 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """uvicorn would raise the signals again at its end, and the process would die of them."""
+        self._loop = asyncio.get_running_loop()
         if threading.current_thread() is not threading.main_thread():
             yield  # tests
             return
@@ -97,13 +100,20 @@ class Server(uvicorn.Server):
                 signal.signal(one, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins the end, the second one hurries it."""
-        self.end(at_once=self._context.admission.is_draining, code=SIGNAL_BASE + sig)
+        """The first signal begins the end, the second one hurries it. That is done between two
+        requests: what the signal interrupts may hold the locks that it takes, or be writing to
+        standard error, as it does."""
+        is_second, self._is_ending = self._is_ending, True
+        self._soon(partial(self.end, at_once=is_second, code=SIGNAL_BASE + sig))
 
     def handle_reload(self, sig: int, frame: FrameType | None) -> None:
         """Read keys and certificates again, between two requests."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.reload)
+        self._soon(self.reload)
+
+    def _soon(self, work: Callable[[], object]) -> None:
+        """From a handler of a signal, which is there as long as the loop."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(work)
 
     def reload(self) -> None:
         """If one of the files cannot be used, all stays as it is."""
