@@ -12,6 +12,8 @@ from mlc_llm.runtime.batch import BatchRow, Sampling
 from mlc_llm.runtime.model_runner import ModelRunner
 
 TOKENS = np.random.default_rng(1).integers(0, 300, 64).tolist()
+WORST = {"plain": 0.5, "two-heads": 1.5}
+"""Largest difference of a logit; one token of the second model is far off with `vnni` too."""
 WATCH = Sampling(temperature=0, top_logprobs=20)
 
 
@@ -19,6 +21,7 @@ WATCH = Sampling(temperature=0, top_logprobs=20)
     params=[
         pytest.param(("plain", "vnni"), id="plain-vnni"),
         pytest.param(("plain", "amx"), id="plain-amx"),
+        pytest.param(("two-heads", "vnni-bf16"), id="two-heads-vnni-bf16"),
     ]
 )
 def names(request: pytest.FixtureRequest) -> tuple[str, str]:
@@ -39,7 +42,7 @@ def test_near_the_exact_logits_and_not_equal(
     exact = tiny_models.runner(*names).logits(TOKENS)
     difference = np.abs(runner.logits(TOKENS) - exact).max(axis=1)
     assert (difference > 0).all()
-    assert difference.max() < 0.5
+    assert difference.max() < WORST[names[0]]
     assert np.abs(exact).max() > 5
 
 

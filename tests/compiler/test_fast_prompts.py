@@ -20,6 +20,7 @@ WATCH = Sampling(temperature=0, top_logprobs=20)
         pytest.param(("plain", "vnni"), id="plain-vnni"),
         pytest.param(("plain", "amx"), id="plain-amx", marks=pytest.mark.slow),
         pytest.param(("two-heads", "amx"), id="two-heads-amx"),
+        pytest.param(("two-heads", "vnni-bf16"), id="two-heads-vnni-bf16"),
     ]
 )
 def names(request: pytest.FixtureRequest) -> tuple[str, str]:

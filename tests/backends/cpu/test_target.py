@@ -15,7 +15,7 @@ from tvm.target import codegen
 from mlc_llm.backends.cpu import amx, target
 from mlc_llm.backends.cpu.backend import CpuBackend
 from mlc_llm.backends.cpu.codegen import BYTECODE_FILE
-from mlc_llm.backends.cpu.isa import AMX, AVX2, DOTPROD, I8MM, ISAS, PORTABLE, VNNI, Isa
+from mlc_llm.backends.cpu.isa import AMX, AVX2, DOTPROD, I8MM, ISAS, PORTABLE, VNNI, VNNI_BF16, Isa
 from mlc_llm.backends.cpu.target import choose, fastest, missing_features, processor, target_for
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import METADATA_FILE, Metadata
@@ -58,6 +58,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
     [
         ("x86_64", SAPPHIRE_RAPIDS, AMX),
         ("x86_64", CASCADELAKE + " amx_tile amx_bf16", VNNI),
+        ("x86_64", CASCADELAKE + " avx512_bf16", VNNI_BF16),
         ("x86_64", CASCADELAKE, VNNI),
         ("AMD64", HASWELL, AVX2),
         ("x86_64", "sse2 avx", PORTABLE),
@@ -99,7 +100,7 @@ def test_kernels_that_are_not_possible(pretend: Pretend) -> None:
     with pytest.raises(InvalidField, match="lacks the instructions avx2"):
         choose("avx2")
     with pytest.raises(
-        InvalidField, match="use one of auto, amx, vnni, avx2, i8mm, dotprod, portable"
+        InvalidField, match="use one of auto, amx, vnni-bf16, vnni, avx2, i8mm, dotprod, portable"
     ):
         choose("neon")
     assert choose("portable").isa is PORTABLE
@@ -128,7 +129,7 @@ def test_systems_that_do_not_tell(
 
 @pytest.mark.parametrize("isa", ISAS.values(), ids=list(ISAS))
 def test_targets_have_what_the_kernels_need(isa: Isa) -> None:
-    family = "x86_64" if isa in (AMX, VNNI, AVX2) else "aarch64"
+    family = "x86_64" if isa in (AMX, VNNI_BF16, VNNI, AVX2) else "aarch64"
     made = target_for(isa, f"{family}-linux-gnu")
     for feature in target._NEEDS[isa.name]:
         assert codegen.llvm_cpu_has_features(target._LLVM_NAMES.get(feature, feature), made)

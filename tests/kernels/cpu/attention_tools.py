@@ -6,14 +6,14 @@ after its newest token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from byte_pages import block_width, put, spoil
 from kernel_tools import HALF_ULP, Array, accumulated, build
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.attention import attention, query_block_tokens
+from mlc_llm.kernels.cpu.attention import attention, has_both_products, query_block_tokens
 from mlc_llm.kernels.cpu.attention_shape import SPLIT_KEYS
 from mlc_llm.kernels.cpu.fast_attention import fast_attention
 from mlc_llm.kernels.cpu.fast_attention_tiles import fast_query_block_tokens
@@ -128,7 +128,7 @@ def attend(
     blocks, page_ids, places, firsts = [], [], [], []
     for i, (index, start, end) in enumerate(rows):
         size = query_block_tokens(heads, cache.kv_heads, isa)
-        if i < (fast or 0):
+        if i < (fast or 0) and isa.amx_tiles:
             size = fast_query_block_tokens(heads, cache.kv_heads)
         for at in range(0, end - start, size):
             blocks.append((len(places) + at, min(size, end - start - at), len(page_ids)))
@@ -140,7 +140,9 @@ def attend(
     both = q if for_sinks is None else np.concatenate([q, for_sinks], axis=1)
     scaled = both * np.float32(LOG2E * cache.head_dim**-0.5)
     out = np.full_like(q, np.nan)
-    kernel = attention if fast is None else fast_attention
+    kernel = attention if fast is None or isa.bf16 else fast_attention
+    if fast is None and has_both_products(cache.head_dim, isa):
+        isa = replace(isa, fast=False)
     tokens = [sum(end - start for _, start, end in rows[:fast])]
     shape: tuple[object, ...] = (heads, cache.kv_heads, cache.head_dim, isa, cache.dtype)
     shape += (for_sinks is not None, cap, sinks is not None, reach is not None)

@@ -40,8 +40,9 @@ def each_isa(
     """Parametrises `isa`. Kernels that this machine cannot run are emulated, which is slow, or
     skipped by name.
 
-    with_amx: only those with AMX tiles. Otherwise tests of these are slow tests: their kernels are
-    those of other sets, except for fixed-point weights, which have tests of their own.
+    with_amx: only those with AMX tiles. Otherwise tests of these and of `vnni-bf16` are slow tests:
+    their kernels are those of other sets, except for fixed-point weights and the attention of fast
+    tokens, which have tests of their own.
     where: only those for which it is true.
     """
     chosen = [isa for isa in ISAS.values() if (isa.amx_tiles or not with_amx) and where(isa)]
@@ -62,7 +63,7 @@ def _parameters(isas: Iterable[Isa], with_amx: bool) -> list[Any]:
 def _marks(isa: Isa, with_amx: bool) -> list[pytest.MarkDecorator]:
     lacking = ", ".join(missing_features(isa.name))
     if not lacking:
-        return [pytest.mark.slow] if isa.amx_tiles and not with_amx else []
+        return [pytest.mark.slow] if (isa.amx_tiles or isa.bf16) and not with_amx else []
     missing = arm_tools.missing_programs() if isa in arm_tools.ARM else "emulator for it"
     reason = f"no {lacking} here, and no {missing}"
     return [pytest.mark.skipif(bool(missing), reason=reason), pytest.mark.slow]

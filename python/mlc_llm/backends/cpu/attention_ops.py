@@ -11,7 +11,12 @@ from mlc_llm.backends.cpu.in_place import added, heads_apart, normed_heads
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.backends.operands import AttentionBlocks, HeadNorms, LayerInputs, Part
-from mlc_llm.kernels.cpu.attention import apart_tokens, attention, query_block_tokens
+from mlc_llm.kernels.cpu.attention import (
+    apart_tokens,
+    attention,
+    has_both_products,
+    query_block_tokens,
+)
 from mlc_llm.kernels.cpu.attention_shape import KV_SPLIT
 from mlc_llm.kernels.cpu.fast_attention import fast_attention, has_fast_attention
 from mlc_llm.kernels.cpu.fast_attention_tiles import fast_query_block_tokens
@@ -42,9 +47,9 @@ class AttentionOps:
         args = [rotated, pages, layer.place, layer.query_blocks, layer.page_ids, layer.window]
         args += [learned_sinks] if spec.learned_sinks else []
         args += [] if layer.first_seen is None else [layer.first_seen]
-        build: Any = attention
-        if has_fast_attention(dim, self._isa):
-            build = fast_attention
+        on_tiles = has_fast_attention(dim, self._isa)
+        build: Any = fast_attention if on_tiles else attention
+        if on_tiles or has_both_products(dim, self._isa):
             args.append(self._fast_tokens)
         kernel = build(
             heads, kv_heads, dim, self._isa, self._isa.kv_dtype, spec.sink_query,

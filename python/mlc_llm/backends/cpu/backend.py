@@ -79,8 +79,8 @@ class CpuBackend:
         if self.isa.sums != 2:
             words = f"the {self.name} kernels know no faster way; use 'exact'"
             raise InvalidField("precision", precision, words)
-        one_plane = precision == "fast"
-        return replace(self, isa=replace(self.isa, fast=self.isa.amx_tiles, one_plane=one_plane))
+        one_plane, fast = precision == "fast", self.isa.amx_tiles or self.isa.bf16
+        return replace(self, isa=replace(self.isa, fast=fast, one_plane=one_plane))
 
     def with_kv_cache(self, dtype: KVCacheDtype) -> CpuBackend:
         return replace(self, isa=replace(self.isa, byte_pages=dtype == "int8"))

@@ -6,6 +6,8 @@ intrinsics.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mlc_llm.record import record
 
 
@@ -26,9 +28,11 @@ class Isa:
     """Matrices of bytes are multiplied on AMX tiles: 4-bit weights are in fixed point."""
     half: bool
     """float16 is converted in hardware: scales and KV pages may use it."""
+    bf16: bool = False
+    """Vectors of bfloat16 are multiplied: attention of fast tokens takes such products."""
     fast: bool = False
-    """With AMX tiles: there are kernels for fast rows too. Libraries for `precision="exact"` have
-    none, because they take long to compile."""
+    """With AMX tiles or products of bfloat16: there are kernels for fast rows too. Libraries for
+    `precision="exact"` have none, because they take long to compile."""
     one_plane: bool = False
     """Products of bytes take the high plane of activations alone: for `precision="fast"`."""
 
@@ -55,9 +59,10 @@ class Isa:
 
 AMX = Isa("amx", integer=True, lanes=16, row_block=4, sums=2, amx_tiles=True, half=True)
 VNNI = Isa("vnni", integer=True, lanes=16, row_block=4, sums=2, amx_tiles=False, half=True)
+VNNI_BF16 = replace(VNNI, name="vnni-bf16", bf16=True)
 AVX2 = Isa("avx2", integer=True, lanes=8, row_block=2, sums=1, amx_tiles=False, half=True)
 I8MM = Isa("i8mm", integer=True, lanes=4, row_block=1, sums=2, amx_tiles=False, half=True)
 DOTPROD = Isa("dotprod", integer=True, lanes=4, row_block=1, sums=2, amx_tiles=False, half=True)
 PORTABLE = Isa("portable", integer=False, lanes=8, row_block=2, sums=0, amx_tiles=False, half=False)
-ISAS = {isa.name: isa for isa in (AMX, VNNI, AVX2, I8MM, DOTPROD, PORTABLE)}
+ISAS = {isa.name: isa for isa in (AMX, VNNI_BF16, VNNI, AVX2, I8MM, DOTPROD, PORTABLE)}
 """By name, the fastest first."""

@@ -27,6 +27,7 @@ _VNNI_NEEDS = (
 )  # fmt: skip
 _NEEDS = {
     "amx": (*_VNNI_NEEDS, "amx_tile", "amx_int8", "amx_bf16"),
+    "vnni-bf16": (*_VNNI_NEEDS, "avx512_bf16"),
     "vnni": _VNNI_NEEDS,
     "avx2": ("avx2", "fma", "f16c", "bmi1", "bmi2"),
     "i8mm": ("asimd", "asimddp", "i8mm"),
@@ -35,16 +36,21 @@ _NEEDS = {
 }  # fmt: skip
 """Instructions a set of kernels uses, as Linux spells them."""
 _LLVM_NAMES = {
-    "bmi1": "bmi", "avx512_vnni": "avx512vnni", "amx_tile": "amx-tile", "amx_int8": "amx-int8",
+    "bmi1": "bmi", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16",
+    "amx_tile": "amx-tile", "amx_int8": "amx-int8",
     "amx_bf16": "amx-bf16", "asimd": "neon", "asimddp": "dotprod",
 }  # fmt: skip
 """Where LLVM spells them otherwise."""
 
 _X86 = ("x86_64", "amd64", "i686", "x86")
 _ARM = ("aarch64", "arm64")
-_FAMILIES = {"amx": _X86, "vnni": _X86, "avx2": _X86, "i8mm": _ARM, "dotprod": _ARM}
+_FAMILIES = {
+    "amx": _X86, "vnni-bf16": _X86, "vnni": _X86, "avx2": _X86, "i8mm": _ARM, "dotprod": _ARM,
+}  # fmt: skip
 """Processors, as operating systems and LLVM's triples name them; portable kernels run on all."""
-_CPU = {"amx": "sapphirerapids", "vnni": "cascadelake", "avx2": "haswell"}
+_CPU = {
+    "amx": "sapphirerapids", "vnni-bf16": "cooperlake", "vnni": "cascadelake", "avx2": "haswell",
+}  # fmt: skip
 """The least processor that has the instructions; for other sets, the least of the family.
 Compiling for exactly that one makes libraries reproducible. On a newer processor its own name gave
 the same speed."""

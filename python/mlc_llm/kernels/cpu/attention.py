@@ -19,11 +19,15 @@ Buffers (k parts; `attention` describes the arguments, `attention_shape.py` the 
 parts     `Softmax` of k * heads rows: what a KV split gave to a query block of one token. The parts
           of query block t begin at `Task.first_part`.
 state     `Softmax` of the rows of a task: what all splits so far gave
-scores    float32 [rows, 128]: the scores of a split, then the weights
+scratch   `attention_products.Scratch` of the rows of a task
+
+With `vnni-bf16` kernels, tokens that need not be exact have products of pairs (`Shape.pairs`). A
+task has either such tokens or others.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from tvm.script import tirx as T
@@ -31,9 +35,8 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.arguments import without
-from mlc_llm.kernels.cpu.attention_products import attend_split
+from mlc_llm.kernels.cpu.attention_products import attend_split, new_scratch
 from mlc_llm.kernels.cpu.attention_shape import (
-    SPLIT_KEYS,
     Arguments,
     QueryRows,
     Shape,
@@ -52,6 +55,7 @@ from mlc_llm.kernels.cpu.attention_tasks import (
     spread_count,
     spread_stride,
 )
+from mlc_llm.kernels.cpu.bf16_pairs import imported
 from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 
@@ -63,6 +67,16 @@ def query_block_tokens(heads: int, kv_heads: int, isa: Isa) -> int:
     """Most tokens of a query block: as many as keep the scores of all rows in registers."""
     rows = 12 if isa.lanes == 16 else 6
     return max(1, rows // (heads // kv_heads))
+
+
+def has_pair_products(head_dim: int, isa: Isa) -> bool:
+    """Whether tokens that need not be exact have products of pairs."""
+    return isa.fast and isa.bf16 and head_dim % (2 * isa.lanes) == 0
+
+
+def has_both_products(head_dim: int, isa: Isa) -> bool:
+    """Whether the step says which tokens those are. With `precision="fast"` all are."""
+    return has_pair_products(head_dim, isa) and not isa.one_plane
 
 
 def apart_tokens(block: int) -> int:
@@ -79,7 +93,7 @@ def _attend_block(shape, given, block, kv_head):
     token = T.alloc_buffer((tokens,), "int32")
     count = T.meta_var(tokens * shape.heads_per_kv)
     rows = T.meta_var(QueryRows(count, token, kv_head, given.blocks[block, 2]))
-    scores = T.alloc_buffer((count, SPLIT_KEYS), "float32")
+    scratch = T.meta_var(new_scratch(shape, count))
     part = T.meta_var(new_softmax(count, shape.head_dim))
     state = T.meta_var(new_softmax(count, shape.head_dim))
     zero = T.alloc_buffer((1,), "int32")
@@ -92,7 +106,7 @@ def _attend_block(shape, given, block, kv_head):
     newest: T.let[T.int32] = given.place[token[tokens - 1]]
     for which in T.serial(split_count(newest)):
         if sees_split(which, before_window(shape, given, token[0]), given.window):
-            attend_split(shape, given, rows, which, scores, part, zero)
+            attend_split(shape, given, rows, which, scratch, part, zero)
             for r in T.serial(count):
                 fold(shape, state, r, part, r)
     for r in T.serial(count):
@@ -105,32 +119,39 @@ def _attend_part(shape, given, task, parts):
     """One KV split of a query block of one token."""
     token = T.alloc_buffer((1,), "int32")
     row = T.alloc_buffer((1,), "int32")
-    scores = T.alloc_buffer((shape.heads_per_kv, SPLIT_KEYS), "float32")
+    scratch = T.meta_var(new_scratch(shape, shape.heads_per_kv))
     token[0] = given.blocks[task.block[0], 0]
     first_row = T.meta_var((task.first_part[0] + task.split[0]) * shape.heads)
     row[0] = first_row + task.kv_head[0] * shape.heads_per_kv
     list_start = T.meta_var(given.blocks[task.block[0], 2])
     rows = T.meta_var(QueryRows(shape.heads_per_kv, token, task.kv_head[0], list_start))
-    attend_split(shape, given, rows, task.split[0], scores, parts, row)
+    attend_split(shape, given, rows, task.split[0], scratch, parts, row)
 
 
 @T.inline
-def _run_task(shape, given, task, parts, first_token):
+def _compute(shape, given, task, parts):
+    """Computes a task that has been found."""
+    block = T.meta_var(task.block[0])
+    place = T.meta_var(given.place[given.blocks[block, 0]])
+    before = T.meta_var(before_window(shape, given, given.blocks[block, 0]))
+    if given.blocks[block, 1] > 1 or task.part_count[0] < split_count(place):
+        if task.split[0] == 0:
+            _attend_block(shape, given, block, task.kv_head[0])
+    elif T.And(task.split[0] < split_count(place), sees_split(task.split[0], before, given.window)):
+        _attend_part(shape, given, task, parts)
+
+
+@T.inline
+def _run_task(shape, fast, given, task, parts, first_token):
     """Computes the task with the number `task.number[0]`."""
     find_block(shape, given, task)
     task.number[0] = task.number[0] - task.first_part[0] * shape.kv_heads
     task.split[0] = task.number[0] % task.part_count[0]
     task.kv_head[0] = task.number[0] // task.part_count[0]
-    block = T.meta_var(task.block[0])
-    place = T.meta_var(given.place[given.blocks[block, 0]])
-    before = T.meta_var(before_window(shape, given, given.blocks[block, 0]))
-    if given.blocks[block, 0] < first_token:
-        T.evaluate(0)
-    elif given.blocks[block, 1] > 1 or task.part_count[0] < split_count(place):
-        if task.split[0] == 0:
-            _attend_block(shape, given, block, task.kv_head[0])
-    elif T.And(task.split[0] < split_count(place), sees_split(task.split[0], before, given.window)):
-        _attend_part(shape, given, task, parts)
+    if given.blocks[task.block[0], 0] >= first_token:
+        _compute(shape, given, task, parts)
+    elif fast is not None:
+        _compute(fast, given, task, parts)
 
 
 @T.inline
@@ -153,7 +174,7 @@ def _fold_parts(shape, given, block, kv_head, first_part, parts):
 
 
 @T.inline
-def _finish(shape, given, parts, number, first_token):
+def _finish(shape, fast, given, parts, number, first_token):
     """Folds what the tasks of one query block and KV head left, if they left parts."""
     block = T.alloc_buffer((1,), "int32")
     kv_head = T.alloc_buffer((1,), "int32")
@@ -164,15 +185,19 @@ def _finish(shape, given, parts, number, first_token):
     find_parts(given, block[0], first_part, part_count)
     token = T.meta_var(given.blocks[block[0], 0])
     if T.And(
-        T.And(token >= first_token, given.blocks[block[0], 1] == 1),
+        given.blocks[block[0], 1] == 1,
         part_count[0] >= split_count(given.place[token]),
     ):
-        _fold_parts(shape, given, block[0], kv_head[0], first_part[0], parts)
+        if token >= first_token:
+            _fold_parts(shape, given, block[0], kv_head[0], first_part[0], parts)
+        elif fast is not None:
+            _fold_parts(fast, given, block[0], kv_head[0], first_part[0], parts)
 
 
 @T.inline
-def attend(shape, given, first_token):
-    """Attention of the tokens from `first_token` on, which is the first one of a query block."""
+def attend(shape, fast, given, first_token):
+    """Attention of the tokens from `first_token` on, which is the first one of a query block; and
+    of those before it, of shape `fast`, if that is not None."""
     parts = T.meta_var(new_softmax(count_parts(given) * shape.heads, shape.head_dim))
     tasks = T.meta_var(count_parts(given) * shape.kv_heads)
     stride = T.meta_var(spread_stride(tasks, given.tokens > given.block_count))
@@ -181,14 +206,14 @@ def attend(shape, given, first_token):
         task = T.meta_var(new_task())
         task.number[0] = spread(u, tasks, stride)
         if task.number[0] < tasks:
-            _run_task(shape, given, task, parts, first_token)
+            _run_task(shape, fast, given, task, parts, first_token)
     if tasks >= MANY:
         for u in T.parallel(given.block_count * shape.kv_heads):
             align_stack()
-            _finish(shape, given, parts, u, first_token)
+            _finish(shape, fast, given, parts, u, first_token)
     else:
         for u in T.serial(given.block_count * shape.kv_heads):
-            _finish(shape, given, parts, u, first_token)
+            _finish(shape, fast, given, parts, u, first_token)
 
 
 @cache
@@ -216,6 +241,7 @@ def attention(
     sinks       float32 [heads]: learned sinks; there are none unless `learned_sinks`
     first_seen  int32 [m], the first place that each token sees, in place of window[0]; it is there
                 if `both_sides`
+    F           int32 [1]: the first F[0] tokens are fast; there is none unless `has_both_products`
     out         float32 [m, heads * head_dim]
 
     sink_query: a row of `queries` is twice as long. Its second half is the query for the KV splits
@@ -224,6 +250,9 @@ def attention(
     shape = Shape(
         heads, kv_heads, head_dim, isa, kv_dtype, sink_query, score_cap, learned_sinks, both_sides
     )
+    has_pairs, has_both = has_pair_products(head_dim, isa), has_both_products(head_dim, isa)
+    pairs = replace(shape, pairs=True)
+    plain, fast = (shape, pairs) if has_both else (pairs if has_pairs else shape, None)
 
     @T.prim_func(private=True, s_tir=True)
     def paged_attention(
@@ -235,6 +264,7 @@ def attention(
         window: T.handle,
         sinks: T.handle,
         first_seen: T.handle,
+        F: T.Buffer((1,), "int32"),
         out: T.handle,
     ):
         T.func_attr(SCHEDULED)
@@ -252,6 +282,8 @@ def attention(
         FIRST = T.match_buffer(first_seen, (m,), "int32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         with T.sblock("root"):
-            attend(shape, Arguments(Q, P, AT, B, IDS, W, SINKS, FIRST, O, m, b, n), 0)
+            given = T.meta_var(Arguments(Q, P, AT, B, IDS, W, SINKS, FIRST, O, m, b, n))
+            with imported(has_pairs):
+                attend(plain, fast, given, F[0] if has_both else 0)
 
-    return without(paged_attention, *unread(shape))
+    return without(paged_attention, *unread(shape), *(() if has_both else ("F",)))

@@ -8,7 +8,11 @@
         for each page, for each of its tokens i:
             sums[r, d] += values[page, i, d] * scores[r, i]
 
+With `Shape.pairs` two elements of a head, or two tokens, are multiplied at once, as bfloat16.
+
 scores      float32 [R, SPLIT_KEYS]
+queries     int32 [R, D / 2]: pairs of elements
+weights     int32 [R, SPLIT_KEYS / 2]: pairs of scores, when they are weights
 scales      float32 [pages of a group, groups of a head * PAGE], if pages hold bytes
 low, high   float32 [pages or vectors / 2, R, ...]: sums of one group, in registers
 page        int32: pages of the group
@@ -27,10 +31,11 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import PAGE
-from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.attention_shape import (
     KV_SPLIT,
+    SPLIT_KEYS,
     Arguments,
+    QueryRows,
     Shape,
     before_window,
     is_seen,
@@ -38,23 +43,46 @@ from mlc_llm.kernels.cpu.attention_shape import (
     query_column,
 )
 from mlc_llm.kernels.cpu.attention_softmax import cap_scores, mask, softmax
+from mlc_llm.kernels.cpu.bf16 import round_pair
+from mlc_llm.kernels.cpu.bf16_pairs import dot, neighbours
 from mlc_llm.kernels.cpu.prefetch import prefetch
 from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at, splat
 from mlc_llm.kernels.page_bytes import read_scales, scales_at
 from mlc_llm.kernels.types import Buffer, Expr
 from mlc_llm.library.page_format import GROUP, scale_groups
+from mlc_llm.record import record
 
 AHEAD = 8
 """Blocks that memory is asked for before they are multiplied, at least."""
 
 
-def _at_once(rows: int, wide: int, most: int, isa: Isa) -> int:
+@record(eq=False)
+class Scratch:
+    """What a task needs for a split; the module's docstring has the shapes."""
+
+    scores: Buffer
+    queries: Buffer | None
+    weights: Buffer | None
+
+
+def new_scratch(shape: Shape, rows: int) -> Scratch:
+    """Scratch for so many rows, with nothing in it."""
+    scores = T.alloc_buffer((rows, SPLIT_KEYS), "float32")
+    if not shape.pairs:
+        return Scratch(scores, None, None)
+    queries = T.alloc_buffer((rows, shape.head_dim // 2), "int32")
+    return Scratch(scores, queries, T.alloc_buffer((rows, SPLIT_KEYS // 2), "int32"))
+
+
+def _at_once(rows: int, wide: int, most: int, shape: Shape) -> int:
     """How many pieces of `wide` vectors are multiplied by every row at once: a power of two that
     divides `most`.
 
     Few rows need several to hide how long an addition takes; sums and pieces stay in registers.
     """
-    sums, registers = (24, 28) if isa.lanes == 16 else (12, 16)
+    sums, registers = (24, 28) if shape.lanes == 16 else (12, 16)
+    if shape.pairs and rows > sums // 3:
+        sums = rows
     count = 1
     while (
         most % (2 * count) == 0
@@ -65,19 +93,19 @@ def _at_once(rows: int, wide: int, most: int, isa: Isa) -> int:
     return count
 
 
-def _pages_at_once(rows: int, isa: Isa) -> int:
+def _pages_at_once(rows: int, shape: Shape) -> int:
     """Pages whose keys are multiplied at once."""
-    return _at_once(rows, PAGE // isa.lanes, KV_SPLIT, isa)
+    return _at_once(rows, PAGE // shape.lanes, KV_SPLIT, shape)
 
 
 def _vectors_at_once(rows: int, shape: Shape) -> int:
     """Vectors of a head whose values are multiplied at once."""
-    return _at_once(rows, 1, shape.head_dim // shape.lanes, shape.isa)
+    return _at_once(rows, 1, shape.head_dim // shape.lanes, shape)
 
 
-def _ahead(rows: int, isa: Isa) -> int:
+def _ahead(rows: int, shape: Shape) -> int:
     """Blocks between the one that is multiplied and the one that is asked for."""
-    return max(AHEAD, _pages_at_once(rows, isa))
+    return max(AHEAD, _pages_at_once(rows, shape))
 
 
 @T.inline
@@ -128,6 +156,16 @@ def _key(
     return key * scales[slot, lanes_at(d // GROUP * PAGE + token, L)]
 
 
+def _keys(
+    shape: Shape, given: Arguments, scales: Buffer | None, at: tuple[Expr, Expr, Expr], d: Expr,
+    token: Expr,
+) -> Expr:  # fmt: skip
+    """`_key`, in pairs with that of the next element."""
+    if not shape.pairs:
+        return _key(shape, given, scales, at, d, token)
+    return round_pair(*(_key(shape, given, scales, at, d + i, token) for i in range(2)))
+
+
 def _value(
     shape: Shape, given: Arguments, scales: Buffer | None, at: tuple[Expr, Expr], i: Expr, d: Expr
 ) -> Expr:
@@ -141,22 +179,53 @@ def _value(
     return value * splat(scales[0, d // GROUP * PAGE + i], L)
 
 
+def _with_product(shape: Shape, sums: Expr, x: Expr, y: Expr) -> Expr:
+    """`sums` plus a vector times the same number, or words times the same word."""
+    return dot(sums, x, y) if shape.pairs else sums + x * splat(y, shape.lanes)
+
+
+def _query_at(shape: Shape, rows: QueryRows, column: Expr, r: Expr) -> tuple[Expr, Expr]:
+    """Token and column in `Arguments.queries` of row r's query."""
+    per_kv = shape.heads_per_kv
+    return rows.token[r // per_kv], column + (rows.kv_head * per_kv + r % per_kv) * shape.head_dim
+
+
 @T.inline
-def _add_scores(shape, given, rows, column, scales, sums, page, d, r, g0, count):
-    """Adds what element d of row r's query gives, for `count` pages of the group from g0 on."""
+def _pair_queries(shape, given, rows, column, scratch):
+    """Queries as words."""
     L = T.meta_var(shape.lanes)
-    per_kv = T.meta_var(shape.heads_per_kv)
+    for r in T.serial(rows.count):
+        at = T.meta_var(_query_at(shape, rows, column, r))
+        for e in T.unroll(shape.head_dim // (2 * L)):
+            scratch.queries[r, lanes_at(e * L, L)] = neighbours(
+                given.queries[at[0], lanes_at(at[1] + 2 * e * L, L)],
+                given.queries[at[0], lanes_at(at[1] + (2 * e + 1) * L, L)],
+            )
+
+
+def _query(
+    shape: Shape, given: Arguments, rows: QueryRows, column: Expr, scratch: Scratch, d: Expr,
+    r: Expr,
+) -> Expr:  # fmt: skip
+    """Element d of row r's query; or it and the next one."""
+    if scratch.queries is not None:
+        return scratch.queries[r, d // 2]
+    token, start = _query_at(shape, rows, column, r)
+    return given.queries[token, start + d]
+
+
+@T.inline
+def _add_scores(shape, given, rows, column, scratch, scales, sums, page, d, r, g0, count):
+    """Adds what element d of row r's query gives, and in pairs the next one, for `count` pages of
+    the group from g0 on."""
+    L = T.meta_var(shape.lanes)
     lane = T.meta_var(lanes_at(0, L))
     for g in T.unroll(count):
         for v in T.unroll(PAGE // L):
-            sums[g, r, v, lane] = sums[g, r, v, lane] + _key(
-                *(shape, given, scales, (g0 + g, page[g0 + g], rows.kv_head), d, v * L)
-            ) * splat(
-                given.queries[
-                    rows.token[r // per_kv],
-                    column + (rows.kv_head * per_kv + r % per_kv) * shape.head_dim + d,
-                ],
-                L,
+            sums[g, r, v, lane] = _with_product(
+                *(shape, sums[g, r, v, lane]),
+                _keys(shape, given, scales, (g0 + g, page[g0 + g], rows.kv_head), d, v * L),
+                _query(shape, given, rows, column, scratch, d, r),
             )
 
 
@@ -188,9 +257,9 @@ def _find_keys(given, rows, split, group, ahead, at, page, later, kind):
 
 
 @T.inline
-def _score(shape, given, rows, split, column, scores):
+def _score(shape, given, rows, split, column, scratch):
     """Scores of all pages of a split, in groups."""
-    group = T.meta_var(_pages_at_once(rows.count, shape.isa))
+    group = T.meta_var(_pages_at_once(rows.count, shape))
     half = T.meta_var((group + 1) // 2)
     part = T.meta_var(shape.line // PAGE)  # rows of a page of keys in a cache line
     low = T.alloc_buffer((half, rows.count, PAGE // shape.lanes, shape.lanes), "float32")
@@ -200,7 +269,7 @@ def _score(shape, given, rows, split, column, scores):
     kind = T.alloc_buffer((group,), "int32")
     scales = T.meta_var(_new_scales(shape, group))
     for at in T.serial((split.count[0] + group - 1) // group):
-        _find_keys(given, rows, split, group, _ahead(rows.count, shape.isa), at, page, later, kind)
+        _find_keys(given, rows, split, group, _ahead(rows.count, shape), at, page, later, kind)
         if shape.has_scales:
             for g in T.unroll(group):
                 _load_scales(shape, given, rows, scales, g, page[g], 0)
@@ -211,20 +280,20 @@ def _score(shape, given, rows, split, column, scores):
         for line in T.serial(shape.head_dim // part):
             for g in T.unroll(group):
                 _ask(given, later[g], rows.kv_head, kind[g], line * shape.line)
-            for i in T.unroll(part):
+            for i in T.unroll(part // shape.width):
                 for r in T.unroll(rows.count):
                     _add_scores(
-                        *(shape, given, rows, column, scales, low, page),
-                        *(line * part + i, r, 0, half),
+                        *(shape, given, rows, column, scratch, scales, low, page),
+                        *(line * part + i * shape.width, r, 0, half),
                     )
                     if group > 1:
                         _add_scores(
-                            *(shape, given, rows, column, scales, high, page),
-                            *(line * part + i, r, half, half),
+                            *(shape, given, rows, column, scratch, scales, high, page),
+                            *(line * part + i * shape.width, r, half, half),
                         )
-        _store_scores(shape, scores, low, at * group, half, rows.count)
+        _store_scores(shape, scratch.scores, low, at * group, half, rows.count)
         if group > 1:
-            _store_scores(shape, scores, high, at * group + half, half, rows.count)
+            _store_scores(shape, scratch.scores, high, at * group + half, half, rows.count)
 
 
 @T.inline
@@ -236,14 +305,45 @@ def _clear_sums(L, sums, count, rows):
 
 
 @T.inline
-def _add_values(shape, given, rows, scores, scales, sums, page, p, i, r, vector, count):
-    """Adds token i of page p of the split, times its weight in row r, to `count` vectors."""
-    L = T.meta_var(shape.lanes)
-    lane = T.meta_var(lanes_at(0, L))
+def _pair_weights(L, scratch, pages, rows):
+    """Weights as words."""
+    for r in T.serial(rows):
+        for v in T.serial((pages[0] * PAGE + 2 * L - 1) // (2 * L)):
+            scratch.weights[r, lanes_at(v * L, L)] = neighbours(
+                scratch.scores[r, lanes_at(2 * v * L, L)],
+                scratch.scores[r, lanes_at((2 * v + 1) * L, L)],
+            )
+
+
+def _weight(scratch: Scratch, r: Expr, key: Expr) -> Expr:
+    """Row r's weight of a key of the split; or of it and the next one."""
+    return scratch.scores[r, key] if scratch.weights is None else scratch.weights[r, key // 2]
+
+
+def _values(
+    shape: Shape, given: Arguments, scales: Buffer | None, at: tuple[Expr, Expr], i: Expr, d: Expr,
+    tokens: Buffer,
+) -> Expr:  # fmt: skip
+    """`_value`, in pairs with that of the next token, if it is one of `tokens[0]`."""
+    if not shape.pairs:
+        return _value(shape, given, scales, at, i, d)
+    kept = T.Select(i + 1 < tokens[0], T.int32(-1), T.int32(0xFFFF))
+    both = (_value(shape, given, scales, at, i + j, d) for j in range(2))
+    return round_pair(*both) & splat(kept, shape.lanes)
+
+
+@T.inline
+def _add_values(shape, given, rows, scratch, scales, sums, page, p, tokens, i, r, vector, count):
+    """Adds token i of page p of the split, and in pairs the next one, times its weight in row r, to
+    `count` vectors."""
+    lane = T.meta_var(lanes_at(0, shape.lanes))
+    at = T.meta_var((page[0], rows.kv_head))
     for g in T.unroll(count):
-        sums[g, r, lane] = sums[g, r, lane] + _value(
-            shape, given, scales, (page[0], rows.kv_head), i, (vector + g) * L
-        ) * splat(scores[r, p * PAGE + i], L)
+        sums[g, r, lane] = _with_product(
+            *(shape, sums[g, r, lane]),
+            _values(shape, given, scales, at, i, (vector + g) * shape.lanes, tokens),
+            _weight(scratch, r, p * PAGE + i),
+        )
 
 
 @T.inline
@@ -282,30 +382,36 @@ def _count_values(given, split, p, tokens):
 
 
 @T.inline
-def _add_page(shape, given, rows, scores, scales, low, high, page, p, tokens, later, vector, group):
+def _add_page(
+    shape, given, rows, scratch, scales, low, high, page, p, tokens, later, vector, group
+):
     """Adds the tokens of page p of the split to the `group` vectors from `vector` on."""
     half = T.meta_var((group + 1) // 2)
-    for i in T.serial(tokens[0]):
-        for x in T.unroll(max(1, group * shape.lanes // shape.line)):
-            _ask(
-                *(given, later[0], later[1], later[2]),
-                i * shape.head_dim + vector * shape.lanes + x * shape.line,
-            )
+    for step in T.serial((tokens[0] + shape.width - 1) // shape.width):
+        i = T.meta_var(step * shape.width)
+        for j in T.unroll(shape.width):
+            for x in T.unroll(max(1, group * shape.lanes // shape.line)):
+                _ask(
+                    *(given, later[0], later[1], later[2]),
+                    (i + j) * shape.head_dim + vector * shape.lanes + x * shape.line,
+                )
         for r in T.unroll(rows.count):
-            _add_values(shape, given, rows, scores, scales, low, page, p, i, r, vector, half)
+            _add_values(
+                *(shape, given, rows, scratch, scales, low, page, p, tokens, i, r, vector, half)
+            )
             if group > 1:
                 _add_values(
-                    *(shape, given, rows, scores, scales, high, page),
-                    *(p, i, r, vector + half, half),
+                    *(shape, given, rows, scratch, scales, high, page, p, tokens),
+                    *(i, r, vector + half, half),
                 )
 
 
 @T.inline
-def _sum_values(shape, given, rows, split, scores, state, first_row):
+def _sum_values(shape, given, rows, split, scratch, state, first_row):
     """The values of a split, each times its weight, as sums of the rows from `first_row[0]` on."""
     L = T.meta_var(shape.lanes)
     group = T.meta_var(_vectors_at_once(rows.count, shape))
-    ahead = T.meta_var(_ahead(rows.count, shape.isa))
+    ahead = T.meta_var(_ahead(rows.count, shape))
     half = T.meta_var((group + 1) // 2)
     low = T.alloc_buffer((half, rows.count, L), "float32")
     high = T.alloc_buffer((half, rows.count, L), "float32")
@@ -325,7 +431,7 @@ def _sum_values(shape, given, rows, split, scores, state, first_row):
                 _load_scales(shape, given, rows, scales, 0, page[0], 1)
                 _ask(given, later[0], later[1], later[2], PAGE * shape.head_dim)
             _add_page(
-                *(shape, given, rows, scores, scales, low, high),
+                *(shape, given, rows, scratch, scales, low, high),
                 *(page, p, tokens, later, d * group, group),
             )
         _store_sums(L, state, first_row, low, d * group, half, rows.count)
@@ -334,7 +440,7 @@ def _sum_values(shape, given, rows, split, scores, state, first_row):
 
 
 @T.inline
-def attend_split(shape, given, rows, which, scores, state, first_row):
+def attend_split(shape, given, rows, which, scratch, state, first_row):
     """The softmax of KV split `which` alone, into the rows of `state` from `first_row[0]` on.
 
     Places behind the newest token, and pages that are not seen, may hold anything: their scores are
@@ -351,12 +457,16 @@ def attend_split(shape, given, rows, which, scores, state, first_row):
     split.first[0] = which * KV_SPLIT
     split.count[0] = T.min(KV_SPLIT, split.last[0] + 1 - split.first[0])
     column: T.let[T.int32] = query_column(shape, split.first[0] * PAGE, given.window)
-    _score(shape, given, rows, split, column, scores)
-    cap_scores(shape, shape.lanes, scores, split.count, rows.count)
+    if shape.pairs:
+        _pair_queries(shape, given, rows, column, scratch)
+    _score(shape, given, rows, split, column, scratch)
+    cap_scores(shape, shape.lanes, scratch.scores, split.count, rows.count)
     if T.Or(
         (split.first[0] + split.count[0]) * PAGE > split.oldest[0] + 1,
         split.first[0] * PAGE <= split.before_newest[0],
     ):
-        mask(shape, given, rows, split, scores)
-    softmax(shape.lanes, scores, state, first_row, split.count, rows.count)
-    _sum_values(shape, given, rows, split, scores, state, first_row)
+        mask(shape, given, rows, split, scratch.scores)
+    softmax(shape, scratch.scores, state, first_row, split.count, rows.count)
+    if shape.pairs:
+        _pair_weights(shape.lanes, scratch, split.count, rows.count)
+    _sum_values(shape, given, rows, split, scratch, state, first_row)

@@ -38,6 +38,13 @@ class Shape:
     """Each query head has a score more, without a value."""
     both_sides: bool = False
     """`Arguments.first_seen` says where the window of a token begins."""
+    pairs: bool = False
+    """Products are of pairs of bfloat16, in place of float32."""
+
+    @property
+    def width(self) -> int:
+        """Elements of a head, or tokens, that a product takes at once."""
+        return 2 if self.pairs else 1
 
     @property
     def lanes(self) -> int:

@@ -17,7 +17,8 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import PAGE
-from mlc_llm.kernels.cpu.attention_shape import before_window
+from mlc_llm.kernels.cpu.attention_shape import Shape, before_window
+from mlc_llm.kernels.cpu.bf16_pairs import power
 from mlc_llm.kernels.cpu.vectors import (
     LOG2E,
     capped,
@@ -67,10 +68,18 @@ def seen_score(
     return T.Select(T.Or(is_near, is_sink), score, fsplat(MASKED, lanes))
 
 
-def _weight(score: Expr, best: Expr, lanes: int) -> Expr:
+def _power(shape: Shape, x: Expr) -> Expr:
+    """2^x, as good as the products are."""
+    return power(x) if shape.pairs else exp2(x, shape.lanes)
+
+
+def _weight(shape: Shape, score: Expr, best: Expr) -> Expr:
     """2^(score - best); a masked score weighs exactly nothing, not 2^-126."""
-    hidden = score == fsplat(MASKED, lanes)
-    return T.Select(hidden, fsplat(0.0, lanes), exp2(score - splat(best, lanes), lanes))
+    weight = _power(shape, score - splat(best, shape.lanes))
+    if shape.pairs:  # there it is 0
+        return weight
+    hidden = score == fsplat(MASKED, shape.lanes)
+    return T.Select(hidden, fsplat(0.0, shape.lanes), weight)
 
 
 def _side_by_side(rows: int) -> int:
@@ -104,10 +113,11 @@ def mask(shape, given, rows, split, scores):
 
 
 @T.inline
-def softmax(L, scores, state, first_row, pages, rows):
+def softmax(shape, scores, state, first_row, pages, rows):
     """Turns scores of `pages[0]` pages into weights; best and total go to `state` from row
     `first_row[0]` on."""
     # Several rows side by side: one alone would wait for each of its sums.
+    L = T.meta_var(shape.lanes)
     few = T.meta_var(_side_by_side(rows))
     lane = T.meta_var(lanes_at(0, L))
     part = T.alloc_buffer((few, L), "float32")
@@ -125,7 +135,7 @@ def softmax(L, scores, state, first_row, pages, rows):
         for v in T.serial(pages[0] * (PAGE // L)):
             for r in T.unroll(few):
                 scores[r0 * few + r, lanes_at(v * L, L)] = _weight(
-                    scores[r0 * few + r, lanes_at(v * L, L)], top[r], L
+                    shape, scores[r0 * few + r, lanes_at(v * L, L)], top[r]
                 )
                 part[r, lane] = part[r, lane] + scores[r0 * few + r, lanes_at(v * L, L)]
         for r in T.unroll(few):
@@ -155,8 +165,8 @@ def fold(shape, state, r, part, j):
     old_scale = T.alloc_buffer((L,), "float32")
     new_scale = T.alloc_buffer((L,), "float32")
     top[0] = T.max(state.best[r], part.best[j])
-    old_scale[lane] = exp2(splat(state.best[r] - top[0], L), L)
-    new_scale[lane] = exp2(splat(part.best[j] - top[0], L), L)
+    old_scale[lane] = _power(shape, splat(state.best[r] - top[0], L))
+    new_scale[lane] = _power(shape, splat(part.best[j] - top[0], L))
     state.best[r] = top[0]
     state.total[r] = state.total[r] * old_scale[0] + part.total[j] * new_scale[0]
     for d in T.unroll(shape.head_dim // L):

@@ -31,7 +31,7 @@ from tvm.script import tirx as T
 from tvm.target import codegen
 
 from mlc_llm.backends.cpu.formats import WeightFormat
-from mlc_llm.backends.cpu.isa import AMX, AVX2, DOTPROD, I8MM, VNNI, Isa
+from mlc_llm.backends.cpu.isa import AMX, AVX2, DOTPROD, I8MM, VNNI, VNNI_BF16, Isa
 from mlc_llm.kernels.cpu.vectors import lanes_at, splat
 from mlc_llm.kernels.types import Expr, Index
 
@@ -167,6 +167,7 @@ def _dot_arm(
 
 _STEPS = {
     AMX.name: _dot_vnni,
+    VNNI_BF16.name: _dot_vnni,
     VNNI.name: _dot_vnni,
     AVX2.name: _dot_avx2,
     I8MM.name: _dot_i8mm,

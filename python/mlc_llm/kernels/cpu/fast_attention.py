@@ -65,8 +65,8 @@ PARTS = 8
 
 
 def has_fast_attention(head_dim: int, isa: Isa) -> bool:
-    """Whether fast tokens have an attention of their own."""
-    return isa.fast and head_dim % PAIR == 0
+    """Whether fast tokens have an attention on tiles."""
+    return isa.fast and isa.amx_tiles and head_dim % PAIR == 0
 
 
 @T.inline
@@ -134,7 +134,7 @@ def _fold_split(shape, given, scratch, group):
         scratch.first[0] * PAGE <= scratch.before[scratch.rows - 1],
     ):
         _mask(given, scratch, group)
-    softmax(L, scratch.scores, scratch.part, scratch.zero, scratch.count, PAIR)
+    softmax(shape, scratch.scores, scratch.part, scratch.zero, scratch.count, PAIR)
     sum_values(shape, scratch)
     for r in T.serial(PAIR):
         fold(shape, scratch.state, group * PAIR + r, scratch.part, r)
@@ -227,6 +227,6 @@ def fast_attention(
             if F[0] > 0:
                 _attend_fast(shape, given, F[0])
             if F[0] < m:
-                attend(shape, given, F[0])
+                attend(shape, None, given, F[0])
 
     return without(attention_of_fast_and_exact, *unread(shape))
