@@ -25,7 +25,7 @@ traceback. Progress and notes go to standard error, answers to standard output.
 | `MLC_LLM_HOME` | the cache folder (default: `mlc_llm` in the usual place for caches) |
 | `MLC_LLM_QUIET` | 1: show no progress |
 | `MLC_LLM_DEVICE` | `cpu`: Python programs that name an accelerator (`cuda`) run on the CPU |
-| `MLC_LLM_KERNELS` | `amx`, `vnni-bf16`, `vnni`, `avx2`, `i8mm`, `dotprod`, `portable` or `reference` |
+| `MLC_LLM_KERNELS` | kernels by name, as `compile --kernels` takes them |
 | `MLC_LLM_CUDA_EARLY_LAUNCH` | 0: plain launches on a GPU, for drivers that refuse others |
 | `HF_TOKEN` | the token for `HF://` models (default: the one that `hf auth login` keeps) |
 | `HF_ENDPOINT` | the server of `HF://` models (default: `https://huggingface.co`) |

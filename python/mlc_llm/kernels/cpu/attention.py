@@ -19,7 +19,8 @@ Buffers (k parts; `attention` describes the arguments, `attention_shape.py` the 
 parts     `Softmax` of k * heads rows: what a KV split gave to a query block of one token. The parts
           of query block t begin at `Task.first_part`.
 state     `Softmax` of the rows of a task: what all splits so far gave
-scratch   `attention_products.Scratch` of the rows of a task
+scores    `attention_products.new_scores` of the rows of a task: what they have of a split, then the
+          weights
 
 With `vnni-bf16` kernels, tokens that need not be exact have products of pairs (`Shape.pairs`). A
 task has either such tokens or others.
@@ -35,7 +36,7 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.arguments import without
-from mlc_llm.kernels.cpu.attention_products import attend_split, new_scratch
+from mlc_llm.kernels.cpu.attention_products import attend_split, new_scores
 from mlc_llm.kernels.cpu.attention_shape import (
     Arguments,
     QueryRows,
@@ -93,7 +94,7 @@ def _attend_block(shape, given, block, kv_head):
     token = T.alloc_buffer((tokens,), "int32")
     count = T.meta_var(tokens * shape.heads_per_kv)
     rows = T.meta_var(QueryRows(count, token, kv_head, given.blocks[block, 2]))
-    scratch = T.meta_var(new_scratch(shape, count))
+    scores = T.meta_var(new_scores(shape, count))
     part = T.meta_var(new_softmax(count, shape.head_dim))
     state = T.meta_var(new_softmax(count, shape.head_dim))
     zero = T.alloc_buffer((1,), "int32")
@@ -106,7 +107,7 @@ def _attend_block(shape, given, block, kv_head):
     newest: T.let[T.int32] = given.place[token[tokens - 1]]
     for which in T.serial(split_count(newest)):
         if sees_split(which, before_window(shape, given, token[0]), given.window):
-            attend_split(shape, given, rows, which, scratch, part, zero)
+            attend_split(shape, given, rows, which, scores, part, zero)
             for r in T.serial(count):
                 fold(shape, state, r, part, r)
     for r in T.serial(count):
@@ -119,13 +120,13 @@ def _attend_part(shape, given, task, parts):
     """One KV split of a query block of one token."""
     token = T.alloc_buffer((1,), "int32")
     row = T.alloc_buffer((1,), "int32")
-    scratch = T.meta_var(new_scratch(shape, shape.heads_per_kv))
+    scores = T.meta_var(new_scores(shape, shape.heads_per_kv))
     token[0] = given.blocks[task.block[0], 0]
     first_row = T.meta_var((task.first_part[0] + task.split[0]) * shape.heads)
     row[0] = first_row + task.kv_head[0] * shape.heads_per_kv
     list_start = T.meta_var(given.blocks[task.block[0], 2])
     rows = T.meta_var(QueryRows(shape.heads_per_kv, token, task.kv_head[0], list_start))
-    attend_split(shape, given, rows, task.split[0], scratch, parts, row)
+    attend_split(shape, given, rows, task.split[0], scores, parts, row)
 
 
 @T.inline

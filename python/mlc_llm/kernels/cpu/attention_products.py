@@ -10,9 +10,8 @@
 
 With `Shape.pairs` two elements of a head, or two tokens, are multiplied at once, as bfloat16.
 
-scores      float32 [R, SPLIT_KEYS]
-queries     int32 [R, D / 2]: pairs of elements
-weights     int32 [R, SPLIT_KEYS / 2]: pairs of scores, when they are weights
+scores      float32 [R, SPLIT_KEYS]; in pairs [R, SPLIT_KEYS + D / 2]: the scores, whose place
+            SPLIT_KEYS / 2 words of weights take, then D / 2 words of the query
 scales      float32 [pages of a group, groups of a head * PAGE], if pages hold bytes
 low, high   float32 [pages or vectors / 2, R, ...]: sums of one group, in registers
 page        int32: pages of the group
@@ -50,28 +49,16 @@ from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at, splat
 from mlc_llm.kernels.page_bytes import read_scales, scales_at
 from mlc_llm.kernels.types import Buffer, Expr
 from mlc_llm.library.page_format import GROUP, scale_groups
-from mlc_llm.record import record
 
 AHEAD = 8
 """Blocks that memory is asked for before they are multiplied, at least."""
 
 
-@record(eq=False)
-class Scratch:
-    """What a task needs for a split; the module's docstring has the shapes."""
-
-    scores: Buffer
-    queries: Buffer | None
-    weights: Buffer | None
-
-
-def new_scratch(shape: Shape, rows: int) -> Scratch:
-    """Scratch for so many rows, with nothing in it."""
-    scores = T.alloc_buffer((rows, SPLIT_KEYS), "float32")
-    if not shape.pairs:
-        return Scratch(scores, None, None)
-    queries = T.alloc_buffer((rows, shape.head_dim // 2), "int32")
-    return Scratch(scores, queries, T.alloc_buffer((rows, SPLIT_KEYS // 2), "int32"))
+def new_scores(shape: Shape, rows: int) -> Buffer:
+    """The scores of so many rows, with nothing in them. In pairs, a row's query stands behind them:
+    memory of its own would have to be asked for in each task."""
+    query = shape.head_dim // 2 if shape.pairs else 0
+    return T.alloc_buffer((rows, SPLIT_KEYS + query), "float32")
 
 
 def _at_once(rows: int, wide: int, most: int, shape: Shape) -> int:
@@ -191,31 +178,31 @@ def _query_at(shape: Shape, rows: QueryRows, column: Expr, r: Expr) -> tuple[Exp
 
 
 @T.inline
-def _pair_queries(shape, given, rows, column, scratch):
+def _pair_queries(shape, given, rows, column, scores):
     """Queries as words."""
     L = T.meta_var(shape.lanes)
     for r in T.serial(rows.count):
         at = T.meta_var(_query_at(shape, rows, column, r))
         for e in T.unroll(shape.head_dim // (2 * L)):
-            scratch.queries[r, lanes_at(e * L, L)] = neighbours(
+            scores[r, lanes_at(SPLIT_KEYS + e * L, L)] = neighbours(
                 given.queries[at[0], lanes_at(at[1] + 2 * e * L, L)],
                 given.queries[at[0], lanes_at(at[1] + (2 * e + 1) * L, L)],
             )
 
 
 def _query(
-    shape: Shape, given: Arguments, rows: QueryRows, column: Expr, scratch: Scratch, d: Expr,
+    shape: Shape, given: Arguments, rows: QueryRows, column: Expr, scores: Buffer, d: Expr,
     r: Expr,
 ) -> Expr:  # fmt: skip
     """Element d of row r's query; or it and the next one."""
-    if scratch.queries is not None:
-        return scratch.queries[r, d // 2]
+    if shape.pairs:
+        return scores[r, SPLIT_KEYS + d // 2]
     token, start = _query_at(shape, rows, column, r)
     return given.queries[token, start + d]
 
 
 @T.inline
-def _add_scores(shape, given, rows, column, scratch, scales, sums, page, d, r, g0, count):
+def _add_scores(shape, given, rows, column, scores, scales, sums, page, d, r, g0, count):
     """Adds what element d of row r's query gives, and in pairs the next one, for `count` pages of
     the group from g0 on."""
     L = T.meta_var(shape.lanes)
@@ -225,7 +212,7 @@ def _add_scores(shape, given, rows, column, scratch, scales, sums, page, d, r, g
             sums[g, r, v, lane] = _with_product(
                 *(shape, sums[g, r, v, lane]),
                 _keys(shape, given, scales, (g0 + g, page[g0 + g], rows.kv_head), d, v * L),
-                _query(shape, given, rows, column, scratch, d, r),
+                _query(shape, given, rows, column, scores, d, r),
             )
 
 
@@ -257,7 +244,7 @@ def _find_keys(given, rows, split, group, ahead, at, page, later, kind):
 
 
 @T.inline
-def _score(shape, given, rows, split, column, scratch):
+def _score(shape, given, rows, split, column, scores):
     """Scores of all pages of a split, in groups."""
     group = T.meta_var(_pages_at_once(rows.count, shape))
     half = T.meta_var((group + 1) // 2)
@@ -283,17 +270,17 @@ def _score(shape, given, rows, split, column, scratch):
             for i in T.unroll(part // shape.width):
                 for r in T.unroll(rows.count):
                     _add_scores(
-                        *(shape, given, rows, column, scratch, scales, low, page),
+                        *(shape, given, rows, column, scores, scales, low, page),
                         *(line * part + i * shape.width, r, 0, half),
                     )
                     if group > 1:
                         _add_scores(
-                            *(shape, given, rows, column, scratch, scales, high, page),
+                            *(shape, given, rows, column, scores, scales, high, page),
                             *(line * part + i * shape.width, r, half, half),
                         )
-        _store_scores(shape, scratch.scores, low, at * group, half, rows.count)
+        _store_scores(shape, scores, low, at * group, half, rows.count)
         if group > 1:
-            _store_scores(shape, scratch.scores, high, at * group + half, half, rows.count)
+            _store_scores(shape, scores, high, at * group + half, half, rows.count)
 
 
 @T.inline
@@ -305,44 +292,45 @@ def _clear_sums(L, sums, count, rows):
 
 
 @T.inline
-def _pair_weights(L, scratch, pages, rows):
-    """Weights as words."""
+def _pair_weights(L, scores, pages, rows):
+    """Weights become words, in their own place."""
     for r in T.serial(rows):
         for v in T.serial((pages[0] * PAGE + 2 * L - 1) // (2 * L)):
-            scratch.weights[r, lanes_at(v * L, L)] = neighbours(
-                scratch.scores[r, lanes_at(2 * v * L, L)],
-                scratch.scores[r, lanes_at((2 * v + 1) * L, L)],
+            scores[r, lanes_at(v * L, L)] = neighbours(
+                scores[r, lanes_at(2 * v * L, L)],
+                scores[r, lanes_at((2 * v + 1) * L, L)],
             )
 
 
-def _weight(scratch: Scratch, r: Expr, key: Expr) -> Expr:
+def _weight(shape: Shape, scores: Buffer, r: Expr, key: Expr) -> Expr:
     """Row r's weight of a key of the split; or of it and the next one."""
-    return scratch.scores[r, key] if scratch.weights is None else scratch.weights[r, key // 2]
+    return scores[r, key // shape.width]
 
 
 def _values(
     shape: Shape, given: Arguments, scales: Buffer | None, at: tuple[Expr, Expr], i: Expr, d: Expr,
-    tokens: Buffer,
+    width: int,
 ) -> Expr:  # fmt: skip
-    """`_value`, in pairs with that of the next token, if it is one of `tokens[0]`."""
+    """`_value`; in pairs with that of the next token, or, of `width` 1, with 0."""
+    value = _value(shape, given, scales, at, i, d)
     if not shape.pairs:
-        return _value(shape, given, scales, at, i, d)
-    kept = T.Select(i + 1 < tokens[0], T.int32(-1), T.int32(0xFFFF))
-    both = (_value(shape, given, scales, at, i + j, d) for j in range(2))
-    return round_pair(*both) & splat(kept, shape.lanes)
+        return value
+    if width == 1:
+        return round_pair(value, fsplat(0.0, shape.lanes))
+    return round_pair(value, _value(shape, given, scales, at, i + 1, d))
 
 
 @T.inline
-def _add_values(shape, given, rows, scratch, scales, sums, page, p, tokens, i, r, vector, count):
-    """Adds token i of page p of the split, and in pairs the next one, times its weight in row r, to
+def _add_values(shape, given, rows, scores, scales, sums, page, p, i, width, r, vector, count):
+    """Adds `width` tokens from token i of page p of the split on, times their weights in row r, to
     `count` vectors."""
     lane = T.meta_var(lanes_at(0, shape.lanes))
     at = T.meta_var((page[0], rows.kv_head))
     for g in T.unroll(count):
         sums[g, r, lane] = _with_product(
             *(shape, sums[g, r, lane]),
-            _values(shape, given, scales, at, i, (vector + g) * shape.lanes, tokens),
-            _weight(scratch, r, p * PAGE + i),
+            _values(shape, given, scales, at, i, (vector + g) * shape.lanes, width),
+            _weight(shape, scores, r, p * PAGE + i),
         )
 
 
@@ -382,32 +370,44 @@ def _count_values(given, split, p, tokens):
 
 
 @T.inline
-def _add_page(
-    shape, given, rows, scratch, scales, low, high, page, p, tokens, later, vector, group
+def _add_tokens(
+    shape, given, rows, scores, scales, low, high, page, p, i, width, later, vector, group
 ):
-    """Adds the tokens of page p of the split to the `group` vectors from `vector` on."""
+    """Adds `width` tokens from token i of page p on to the `group` vectors from `vector` on."""
     half = T.meta_var((group + 1) // 2)
-    for step in T.serial((tokens[0] + shape.width - 1) // shape.width):
-        i = T.meta_var(step * shape.width)
-        for j in T.unroll(shape.width):
-            for x in T.unroll(max(1, group * shape.lanes // shape.line)):
-                _ask(
-                    *(given, later[0], later[1], later[2]),
-                    (i + j) * shape.head_dim + vector * shape.lanes + x * shape.line,
-                )
-        for r in T.unroll(rows.count):
-            _add_values(
-                *(shape, given, rows, scratch, scales, low, page, p, tokens, i, r, vector, half)
+    for j in T.unroll(width):
+        for x in T.unroll(max(1, group * shape.lanes // shape.line)):
+            _ask(
+                *(given, later[0], later[1], later[2]),
+                (i + j) * shape.head_dim + vector * shape.lanes + x * shape.line,
             )
-            if group > 1:
-                _add_values(
-                    *(shape, given, rows, scratch, scales, high, page, p, tokens),
-                    *(i, r, vector + half, half),
-                )
+    for r in T.unroll(rows.count):
+        _add_values(*(shape, given, rows, scores, scales, low, page, p, i, width, r, vector, half))
+        if group > 1:
+            _add_values(
+                *(shape, given, rows, scores, scales, high, page, p, i, width),
+                *(r, vector + half, half),
+            )
 
 
 @T.inline
-def _sum_values(shape, given, rows, split, scratch, state, first_row):
+def _add_page(shape, given, rows, scores, scales, low, high, page, p, tokens, later, vector, group):
+    """Adds the tokens of page p of the split to the `group` vectors from `vector` on."""
+    for step in T.serial(tokens[0] // shape.width):
+        _add_tokens(
+            *(shape, given, rows, scores, scales, low, high, page, p),
+            *(step * shape.width, shape.width, later, vector, group),
+        )
+    if shape.pairs:
+        if tokens[0] % 2 == 1:
+            _add_tokens(
+                *(shape, given, rows, scores, scales, low, high, page, p),
+                *(tokens[0] - 1, 1, later, vector, group),
+            )
+
+
+@T.inline
+def _sum_values(shape, given, rows, split, scores, state, first_row):
     """The values of a split, each times its weight, as sums of the rows from `first_row[0]` on."""
     L = T.meta_var(shape.lanes)
     group = T.meta_var(_vectors_at_once(rows.count, shape))
@@ -431,7 +431,7 @@ def _sum_values(shape, given, rows, split, scratch, state, first_row):
                 _load_scales(shape, given, rows, scales, 0, page[0], 1)
                 _ask(given, later[0], later[1], later[2], PAGE * shape.head_dim)
             _add_page(
-                *(shape, given, rows, scratch, scales, low, high),
+                *(shape, given, rows, scores, scales, low, high),
                 *(page, p, tokens, later, d * group, group),
             )
         _store_sums(L, state, first_row, low, d * group, half, rows.count)
@@ -440,7 +440,7 @@ def _sum_values(shape, given, rows, split, scratch, state, first_row):
 
 
 @T.inline
-def attend_split(shape, given, rows, which, scratch, state, first_row):
+def attend_split(shape, given, rows, which, scores, state, first_row):
     """The softmax of KV split `which` alone, into the rows of `state` from `first_row[0]` on.
 
     Places behind the newest token, and pages that are not seen, may hold anything: their scores are
@@ -458,15 +458,15 @@ def attend_split(shape, given, rows, which, scratch, state, first_row):
     split.count[0] = T.min(KV_SPLIT, split.last[0] + 1 - split.first[0])
     column: T.let[T.int32] = query_column(shape, split.first[0] * PAGE, given.window)
     if shape.pairs:
-        _pair_queries(shape, given, rows, column, scratch)
-    _score(shape, given, rows, split, column, scratch)
-    cap_scores(shape, shape.lanes, scratch.scores, split.count, rows.count)
+        _pair_queries(shape, given, rows, column, scores)
+    _score(shape, given, rows, split, column, scores)
+    cap_scores(shape, shape.lanes, scores, split.count, rows.count)
     if T.Or(
         (split.first[0] + split.count[0]) * PAGE > split.oldest[0] + 1,
         split.first[0] * PAGE <= split.before_newest[0],
     ):
-        mask(shape, given, rows, split, scratch.scores)
-    softmax(shape, scratch.scores, state, first_row, split.count, rows.count)
+        mask(shape, given, rows, split, scores)
+    softmax(shape, scores, state, first_row, split.count, rows.count)
     if shape.pairs:
-        _pair_weights(shape.lanes, scratch, split.count, rows.count)
-    _sum_values(shape, given, rows, split, scratch, state, first_row)
+        _pair_weights(shape.lanes, scores, split.count, rows.count)
+    _sum_values(shape, given, rows, split, scores, state, first_row)

@@ -54,15 +54,19 @@ def imported(used: bool) -> AbstractContextManager[Any]:
 
 
 def dot(sums: Expr, x: Expr, y: Expr) -> Expr:
-    """float32x16 `sums` plus both products of each word of x, int32x16, with those of word y."""
-    found: Expr = T.call_pure_extern("float32x16", "mlc_llm_dot", sums, x, splat(y, L))
+    """float32x16 `sums` plus both products of each word of x, int32x16, with those of word y, which
+    is kept as a float32."""
+    words = T.reinterpret(splat(y, L), dtype=f"int32x{L}")
+    found: Expr = T.call_pure_extern("float32x16", "mlc_llm_dot", sums, x, words)
     return found
 
 
 def neighbours(first: Expr, second: Expr) -> Expr:
-    """int32x16: the 32 numbers of two vectors of floats, rounded to the nearest, ties to even."""
-    words: Expr = T.call_pure_extern("int32x16", "mlc_llm_neighbours", first, second)
-    return words
+    """The 32 numbers of two vectors of floats, rounded to the nearest, ties to even: words, kept as
+    float32x16."""
+    words = T.call_pure_extern("int32x16", "mlc_llm_neighbours", first, second)
+    found: Expr = T.reinterpret(words, dtype=f"float32x{L}")
+    return found
 
 
 def power(x: Expr) -> Expr:
