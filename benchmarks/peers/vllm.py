@@ -93,6 +93,7 @@ class VLLM:
         bind = f"0-{self.threads - 1}"
         return {
             **ENVIRONMENT,
+            "PYTHONPATH": "",  # our `kernels` would stand in for a module of its own
             "VLLM_CPU_OMP_THREADS_BIND": bind,
             "OMP_NUM_THREADS": str(self.threads),
         }
