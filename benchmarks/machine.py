@@ -26,7 +26,7 @@ from common import Spread, model_path, print_configuration
 from tvm.script import tirx as T
 from tvm.target import codegen
 
-from mlc_llm.backends.cpu.isa import AMX, VNNI, Isa
+from mlc_llm.backends.cpu.isa import AMX, VNNI, VNNI_BF16, Isa
 from mlc_llm.backends.cpu.memory import zeroed
 from mlc_llm.backends.cpu.target import choose, target_for
 from mlc_llm.backends.cpu.threads import configure_threads
@@ -155,7 +155,8 @@ class Limits:
         self._sum = built(summing(size // 4), isa)
         self._data = tvm_ffi.from_dlpack(written(size).view(np.float32))
         self._sums = tvm.runtime.tensor(np.zeros((PIECES, LANES), np.float32))
-        self._multiply = built(multiplying(self.threads), isa) if isa in (VNNI, AMX) else None
+        has_vnni = isa in (VNNI, VNNI_BF16, AMX)
+        self._multiply = built(multiplying(self.threads), isa) if has_vnni else None
         self._operands = tvm.runtime.tensor(np.full((2, LANES), 0x01010101, np.int32))
         shape = (self.threads, CHAINS, LANES)
         self._products = tvm.runtime.tensor(np.zeros(shape, np.int32))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from mlc_llm.backends.cpu.isa import ISAS
 from mlc_llm.library.page_format import KV_CACHE_DTYPES, KVCacheDtype
 from mlc_llm.precision import PRECISIONS, Precision
 from mlc_llm.runtime import model_runner
@@ -39,7 +40,7 @@ ONE_SEQUENCE = EngineConfig(
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that every script about our engine has."""
     parser.add_argument("--model", help="GGUF file (the default model if not given)")
-    parser.add_argument("--kernels", choices=("vnni", "avx2", "portable"), help="forced kernels")
+    parser.add_argument("--kernels", choices=tuple(ISAS), help="forced kernels")
     parser.add_argument("--threads", type=int, default=2)
 
 

@@ -68,7 +68,8 @@ def _speeds(results: Results, model: str) -> Figure | None:
     figure.legend(named.values(), named.keys(), loc="lower center", ncols=columns, fontsize=8)
     figure.suptitle(TITLES.get(model, model), fontsize=10)
     figure.tight_layout(rect=(0, 0.14 if columns < len(named) else 0.07, 1, 1))
-    return figure
+    made: Figure = figure
+    return made
 
 
 def _drawn(results: Results, model: str, test: str) -> dict[str, list[float]]:
@@ -118,4 +119,5 @@ def _growth(results: Results) -> Figure | None:
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.tight_layout()
-    return figure
+    made: Figure = figure
+    return made
