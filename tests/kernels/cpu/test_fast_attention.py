@@ -136,6 +136,19 @@ def test_fast_and_exact_rows_do_not_change_each_other(
         first += end - start
 
 
+@each_isa
+def test_pages_of_bytes(isa: Isa) -> None:
+    of_bytes = replace(isa, byte_pages=True)
+    cache, q = Cache(3, 64, "int8", LENGTHS), queries(ROWS, 9, 64)
+    outs = [attend(of_bytes, 9, cache, ROWS, q, fast=n) for n in (len(ROWS), 2, None)]
+    expected, bound = reference(9, cache, ROWS, q, ALL, rounding=BFLOAT16)
+    for out in outs:
+        assert (np.abs(out - expected) <= bound).all()
+    tokens = sum(end - start for _, start, end in ROWS[:2])
+    assert outs[1][:tokens].tobytes() == outs[0][:tokens].tobytes()
+    assert outs[1][tokens:].tobytes() == outs[2][tokens:].tobytes()
+
+
 @pytest.mark.parametrize("window", [ALL, (40, 1)], ids=str)
 def test_every_token_is_fast(window: Window) -> None:
     """With `precision="fast"`: the bits of fast tokens, whatever is in the step."""

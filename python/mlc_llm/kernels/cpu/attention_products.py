@@ -65,7 +65,8 @@ def _at_once(rows: int, wide: int, most: int, shape: Shape) -> int:
     """How many pieces of `wide` vectors are multiplied by every row at once: a power of two that
     divides `most`.
 
-    Few rows need several to hide how long an addition takes; sums and pieces stay in registers.
+    Few rows need several to hide how long an addition takes; sums and pieces stay in registers. In
+    pairs, rounding a second piece does not hide behind the products of many rows.
     """
     sums, registers = (24, 28) if shape.lanes == 16 else (12, 16)
     if shape.pairs and rows > sums // 3:
