@@ -19,7 +19,7 @@ Buffers (k parts; `attention` describes the arguments, `attention_shape.py` the 
 parts     `Softmax` of k * heads rows: what a KV split gave to a query block of one token. The parts
           of query block t begin at `Task.first_part`.
 state     `Softmax` of the rows of a task: what all splits so far gave
-scores    `attention_products.new_scores` of the rows of a task: what they have of a split, then the
+scores    `attention_operands.new_scores` of the rows of a task: what they have of a split, then the
           weights
 
 With `vnni-bf16` kernels, tokens that need not be exact have products of pairs (`Shape.pairs`). A
@@ -36,7 +36,8 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.arguments import without
-from mlc_llm.kernels.cpu.attention_products import attend_split, new_scores
+from mlc_llm.kernels.cpu.attention_operands import new_scores
+from mlc_llm.kernels.cpu.attention_products import attend_split
 from mlc_llm.kernels.cpu.attention_shape import (
     Arguments,
     QueryRows,

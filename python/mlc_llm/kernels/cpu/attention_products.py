@@ -8,11 +8,9 @@
         for each page, for each of its tokens i:
             sums[r, d] += values[page, i, d] * scores[r, i]
 
-With `Shape.pairs` two elements of a head, or two tokens, are multiplied at once, as bfloat16.
+With `Shape.pairs` two elements of a head, or two tokens, are multiplied at once.
 
-scores      float32 [R, SPLIT_KEYS]; in pairs [R, SPLIT_KEYS + D / 2]: the scores, whose place
-            SPLIT_KEYS / 2 words of weights take, then D / 2 words of the query
-scales      float32 [pages of a group, groups of a head * PAGE], if pages hold bytes
+scores, scales: see `attention_operands.py`
 low, high   float32 [pages or vectors / 2, R, ...]: sums of one group, in registers
 page        int32: pages of the group
 later       int32: what memory is asked for meanwhile
@@ -30,11 +28,19 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import PAGE
+from mlc_llm.kernels.cpu.attention_operands import (
+    keys_at,
+    load_scales,
+    new_scales,
+    pair_queries,
+    pair_weights,
+    query_at,
+    values_at,
+    weight_at,
+    with_product,
+)
 from mlc_llm.kernels.cpu.attention_shape import (
     KV_SPLIT,
-    SPLIT_KEYS,
-    Arguments,
-    QueryRows,
     Shape,
     before_window,
     is_seen,
@@ -42,23 +48,11 @@ from mlc_llm.kernels.cpu.attention_shape import (
     query_column,
 )
 from mlc_llm.kernels.cpu.attention_softmax import cap_scores, mask, softmax
-from mlc_llm.kernels.cpu.bf16 import round_pair
-from mlc_llm.kernels.cpu.bf16_pairs import dot, neighbours
 from mlc_llm.kernels.cpu.prefetch import prefetch
-from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at, splat
-from mlc_llm.kernels.page_bytes import read_scales, scales_at
-from mlc_llm.kernels.types import Buffer, Expr
-from mlc_llm.library.page_format import GROUP, scale_groups
+from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at
 
 AHEAD = 8
 """Blocks that memory is asked for before they are multiplied, at least."""
-
-
-def new_scores(shape: Shape, rows: int) -> Buffer:
-    """The scores of so many rows, with nothing in them. In pairs, a row's query stands behind them:
-    memory of its own would have to be asked for in each task."""
-    query = shape.head_dim // 2 if shape.pairs else 0
-    return T.alloc_buffer((rows, SPLIT_KEYS + query), "float32")
 
 
 def _at_once(rows: int, wide: int, most: int, shape: Shape) -> int:
@@ -113,96 +107,6 @@ def _clear_scores(shape, sums, count, rows):
 
 
 @T.inline
-def _load_scales(shape, given, rows, scales, slot, page, kind):
-    """The scales of a block into `scales[slot]`."""
-    L = T.meta_var(shape.lanes)
-    for at in T.unroll(scale_groups(shape.head_dim) * PAGE // L):
-        scales[slot, lanes_at(at * L, L)] = read_scales(
-            *(given.pages, page, rows.kv_head, kind),
-            *(scales_at(PAGE, shape.head_dim, 0, at * L), L),
-        )
-
-
-def _new_scales(shape: Shape, blocks: int) -> Buffer | None:
-    """Scratch for the scales of so many blocks; None where they have none."""
-    if not shape.has_scales:
-        return None
-    return T.alloc_buffer((blocks, scale_groups(shape.head_dim) * PAGE), "float32")
-
-
-def _key(
-    shape: Shape, given: Arguments, scales: Buffer | None, at: tuple[Expr, Expr, Expr], d: Expr,
-    token: Expr,
-) -> Expr:  # fmt: skip
-    """Element d of the keys of neighbouring tokens of a page. at: the block's place in `scales`,
-    its page and its KV head."""
-    slot, page, kv_head = at
-    L = shape.lanes
-    key = T.cast(given.pages[page, kv_head, 0, lanes_at(d * PAGE + token, L)], f"float32x{L}")
-    if scales is None:
-        return key
-    return key * scales[slot, lanes_at(d // GROUP * PAGE + token, L)]
-
-
-def _keys(
-    shape: Shape, given: Arguments, scales: Buffer | None, at: tuple[Expr, Expr, Expr], d: Expr,
-    token: Expr,
-) -> Expr:  # fmt: skip
-    """`_key`, in pairs with that of the next element."""
-    if not shape.pairs:
-        return _key(shape, given, scales, at, d, token)
-    return round_pair(*(_key(shape, given, scales, at, d + i, token) for i in range(2)))
-
-
-def _value(
-    shape: Shape, given: Arguments, scales: Buffer | None, at: tuple[Expr, Expr], i: Expr, d: Expr
-) -> Expr:
-    """Elements of the value of token i of a page, from d on. at: page and KV head."""
-    page, kv_head = at
-    L = shape.lanes
-    place = lanes_at(i * shape.head_dim + d, L)
-    value = T.cast(given.pages[page, kv_head, 1, place], f"float32x{L}")
-    if scales is None:
-        return value
-    return value * splat(scales[0, d // GROUP * PAGE + i], L)
-
-
-def _with_product(shape: Shape, sums: Expr, x: Expr, y: Expr) -> Expr:
-    """`sums` plus a vector times the same number, or words times the same word."""
-    return dot(sums, x, y) if shape.pairs else sums + x * splat(y, shape.lanes)
-
-
-def _query_at(shape: Shape, rows: QueryRows, column: Expr, r: Expr) -> tuple[Expr, Expr]:
-    """Token and column in `Arguments.queries` of row r's query."""
-    per_kv = shape.heads_per_kv
-    return rows.token[r // per_kv], column + (rows.kv_head * per_kv + r % per_kv) * shape.head_dim
-
-
-@T.inline
-def _pair_queries(shape, given, rows, column, scores):
-    """Queries as words."""
-    L = T.meta_var(shape.lanes)
-    for r in T.serial(rows.count):
-        at = T.meta_var(_query_at(shape, rows, column, r))
-        for e in T.unroll(shape.head_dim // (2 * L)):
-            scores[r, lanes_at(SPLIT_KEYS + e * L, L)] = neighbours(
-                given.queries[at[0], lanes_at(at[1] + 2 * e * L, L)],
-                given.queries[at[0], lanes_at(at[1] + (2 * e + 1) * L, L)],
-            )
-
-
-def _query(
-    shape: Shape, given: Arguments, rows: QueryRows, column: Expr, scores: Buffer, d: Expr,
-    r: Expr,
-) -> Expr:  # fmt: skip
-    """Element d of row r's query; or it and the next one."""
-    if shape.pairs:
-        return scores[r, SPLIT_KEYS + d // 2]
-    token, start = _query_at(shape, rows, column, r)
-    return given.queries[token, start + d]
-
-
-@T.inline
 def _add_scores(shape, given, rows, column, scores, scales, sums, page, d, r, g0, count):
     """Adds what element d of row r's query gives, and in pairs the next one, for `count` pages of
     the group from g0 on."""
@@ -210,10 +114,10 @@ def _add_scores(shape, given, rows, column, scores, scales, sums, page, d, r, g0
     lane = T.meta_var(lanes_at(0, L))
     for g in T.unroll(count):
         for v in T.unroll(PAGE // L):
-            sums[g, r, v, lane] = _with_product(
+            sums[g, r, v, lane] = with_product(
                 *(shape, sums[g, r, v, lane]),
-                _keys(shape, given, scales, (g0 + g, page[g0 + g], rows.kv_head), d, v * L),
-                _query(shape, given, rows, column, scores, d, r),
+                keys_at(shape, given, scales, (g0 + g, page[g0 + g], rows.kv_head), d, v * L),
+                query_at(shape, given, rows, column, scores, d, r),
             )
 
 
@@ -255,12 +159,12 @@ def _score(shape, given, rows, split, column, scores):
     page = T.alloc_buffer((group,), "int32")
     later = T.alloc_buffer((group,), "int32")
     kind = T.alloc_buffer((group,), "int32")
-    scales = T.meta_var(_new_scales(shape, group))
+    scales = T.meta_var(new_scales(shape, group))
     for at in T.serial((split.count[0] + group - 1) // group):
         _find_keys(given, rows, split, group, _ahead(rows.count, shape), at, page, later, kind)
         if shape.has_scales:
             for g in T.unroll(group):
-                _load_scales(shape, given, rows, scales, g, page[g], 0)
+                load_scales(shape, given, rows, scales, g, page[g], 0)
                 _ask(given, later[g], rows.kv_head, kind[g], PAGE * shape.head_dim)
         _clear_scores(shape, low, half, rows.count)
         if group > 1:
@@ -293,45 +197,16 @@ def _clear_sums(L, sums, count, rows):
 
 
 @T.inline
-def _pair_weights(L, scores, pages, rows):
-    """Weights become words, in their own place."""
-    for r in T.serial(rows):
-        for v in T.serial((pages[0] * PAGE + 2 * L - 1) // (2 * L)):
-            scores[r, lanes_at(v * L, L)] = neighbours(
-                scores[r, lanes_at(2 * v * L, L)],
-                scores[r, lanes_at((2 * v + 1) * L, L)],
-            )
-
-
-def _weight(shape: Shape, scores: Buffer, r: Expr, key: Expr) -> Expr:
-    """Row r's weight of a key of the split; or of it and the next one."""
-    return scores[r, key // shape.width]
-
-
-def _values(
-    shape: Shape, given: Arguments, scales: Buffer | None, at: tuple[Expr, Expr], i: Expr, d: Expr,
-    width: int,
-) -> Expr:  # fmt: skip
-    """`_value`; in pairs with that of the next token, or, of `width` 1, with 0."""
-    value = _value(shape, given, scales, at, i, d)
-    if not shape.pairs:
-        return value
-    if width == 1:
-        return round_pair(value, fsplat(0.0, shape.lanes))
-    return round_pair(value, _value(shape, given, scales, at, i + 1, d))
-
-
-@T.inline
 def _add_values(shape, given, rows, scores, scales, sums, page, p, i, width, r, vector, count):
     """Adds `width` tokens from token i of page p of the split on, times their weights in row r, to
     `count` vectors."""
     lane = T.meta_var(lanes_at(0, shape.lanes))
     at = T.meta_var((page[0], rows.kv_head))
     for g in T.unroll(count):
-        sums[g, r, lane] = _with_product(
+        sums[g, r, lane] = with_product(
             *(shape, sums[g, r, lane]),
-            _values(shape, given, scales, at, i, (vector + g) * shape.lanes, width),
-            _weight(shape, scores, r, p * PAGE + i),
+            values_at(shape, given, scales, at, i, (vector + g) * shape.lanes, width),
+            weight_at(shape, scores, r, p * PAGE + i),
         )
 
 
@@ -419,7 +294,7 @@ def _sum_values(shape, given, rows, split, scores, state, first_row):
     page = T.alloc_buffer((1,), "int32")
     later = T.alloc_buffer((4,), "int32")
     tokens = T.alloc_buffer((1,), "int32")
-    scales = T.meta_var(_new_scales(shape, 1))
+    scales = T.meta_var(new_scales(shape, 1))
     for d in T.unroll(shape.head_dim // L // group):
         _clear_sums(L, low, half, rows.count)
         if group > 1:
@@ -429,7 +304,7 @@ def _sum_values(shape, given, rows, split, scores, state, first_row):
             _find_later(shape, given, rows, split, split.first[0] + p, p, ahead, later)
             _count_values(given, split, p, tokens)
             if shape.has_scales:
-                _load_scales(shape, given, rows, scales, 0, page[0], 1)
+                load_scales(shape, given, rows, scales, 0, page[0], 1)
                 _ask(given, later[0], later[1], later[2], PAGE * shape.head_dim)
             _add_page(
                 *(shape, given, rows, scores, scales, low, high),
@@ -459,7 +334,7 @@ def attend_split(shape, given, rows, which, scores, state, first_row):
     split.count[0] = T.min(KV_SPLIT, split.last[0] + 1 - split.first[0])
     column: T.let[T.int32] = query_column(shape, split.first[0] * PAGE, given.window)
     if shape.pairs:
-        _pair_queries(shape, given, rows, column, scores)
+        pair_queries(shape, given, rows, column, scores)
     _score(shape, given, rows, split, column, scores)
     cap_scores(shape, shape.lanes, scores, split.count, rows.count)
     if T.Or(
@@ -469,5 +344,5 @@ def attend_split(shape, given, rows, which, scores, state, first_row):
         mask(shape, given, rows, split, scores)
     softmax(shape, scores, state, first_row, split.count, rows.count)
     if shape.pairs:
-        _pair_weights(shape.lanes, scores, split.count, rows.count)
+        pair_weights(shape.lanes, scores, split.count, rows.count)
     _sum_values(shape, given, rows, split, scores, state, first_row)
