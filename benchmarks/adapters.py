@@ -2,10 +2,11 @@
 
     python benchmarks/adapters.py [--model FILE] [--streams N] [--adapters N] [--rank N]
 
-Three sides take turns, a round each: `plain` was opened without adapters, `none` has adapters that
-no request names, in `adapted` each request has one of them, in turns. The adapters are random ones
-of all matrices of the layers. A round is the tokens a second of all streams from the first step in
-which all decode to the last one; ratios are those of one round.
+Three sides: `plain` was opened without adapters, `none` has adapters that no request names, in
+`adapted` each request has one of them, in turns. The adapters are random ones of all matrices of
+the layers. All three decode all streams, and take turns of a few steps each, so that they have the
+same neighbours on a machine that is shared. Figures are medians over the turns, ratios those of a
+turn.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +29,8 @@ from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.gguf_writer import TensorData, write_gguf
 
-PROMPT = 64
-"""Tokens."""
+PROMPT, TURN = 64, 4
+"""Tokens of a prompt; steps of a turn."""
 
 
 def random_adapter(model: GGUFFile, path: Path, rank: int, seed: int) -> str:
@@ -68,25 +70,44 @@ def engine_of(model: Path, streams: int, length: int, adapters: dict[str, str]) 
     )
 
 
-def speed(engine: SyncMLCEngine, streams: int, length: int, names: list[str]) -> float:
-    """Tokens a second of all streams, while all of them decode."""
-    fields = {"temperature": 0.0, "max_tokens": length, "debug_config": {"ignore_eos": True}}
-    config = GenerationConfig.of(fields)
-    for i in range(streams):
-        prompt = np.random.default_rng(i).integers(0, 256, PROMPT).tolist()
-        name = names[i % len(names)] if names else ""
-        request = engine.create_request(str(i), [TokenData(prompt)], config, adapter=name)
-        engine.add_request(request)
-    wanted = streams * PROMPT
-    before = engine.metrics()["prefill_tokens_sum"]
-    while engine.metrics()["prefill_tokens_sum"] - before < wanted:
-        engine.step()
-    started, steps = time.perf_counter(), length - 8
-    for _ in range(steps):
-        engine.step()
-    seconds = time.perf_counter() - started
-    engine.reset()
-    return streams * steps / seconds
+class Side:
+    """Streams of one engine, which all decode."""
+
+    def __init__(self, engine: SyncMLCEngine, names: Sequence[str]) -> None:
+        self._engine, self._names = engine, names
+
+    def start(self, streams: int, length: int) -> None:
+        """Begin all streams anew; length: tokens of an answer."""
+        engine, names = self._engine, self._names
+        engine.reset()
+        fields = {"temperature": 0.0, "max_tokens": length, "debug_config": {"ignore_eos": True}}
+        config = GenerationConfig.of(fields)
+        for i in range(streams):
+            prompt = np.random.default_rng(i).integers(0, 256, PROMPT).tolist()
+            name = names[i % len(names)] if names else ""
+            request = engine.create_request(str(i), [TokenData(prompt)], config, adapter=name)
+            engine.add_request(request)
+        wanted = engine.metrics()["prefill_tokens_sum"] + streams * PROMPT
+        while engine.metrics()["prefill_tokens_sum"] < wanted:
+            engine.step()
+
+    def turn(self) -> float:
+        """Seconds of a turn."""
+        started = time.perf_counter()
+        for _ in range(TURN):
+            self._engine.step()
+        return time.perf_counter() - started
+
+
+def measured(sides: Mapping[str, Side], streams: int, length: int) -> list[dict[str, float]]:
+    """Tokens a second of all streams of each side, turn by turn."""
+    for side in sides.values():
+        side.start(streams, length)
+        side.turn()  # warms up
+    turns = length // TURN - 3
+    return [
+        {name: TURN * streams / side.turn() for name, side in sides.items()} for _ in range(turns)
+    ]
 
 
 def main() -> None:
@@ -107,20 +128,17 @@ def main() -> None:
             f"a{i}": random_adapter(file, Path(folder, f"{i}.gguf"), args.rank, i)
             for i in range(args.adapters)
         }
-        sides: dict[str, tuple[SyncMLCEngine, list[str]]] = {
-            "plain": (engine_of(path, args.streams, args.length, {}), []),
-            "none": (engine_of(path, args.streams, args.length, sources), []),
+        given = args.streams, args.length
+        sides = {
+            "plain": Side(engine_of(path, *given, {}), ()),
+            "none": Side(engine_of(path, *given, sources), ()),
+            "adapted": Side(engine_of(path, *given, sources), list(sources)),
         }
-        sides["adapted"] = (sides["none"][0], list(sources))
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for round_ in range(args.rounds + 1):  # the first one warms up
-        for name, (engine, names) in sides.items():
-            value = speed(engine, args.streams, args.length, names)
-            if round_:
-                found[name].append(value)
-    for name, values in found.items():
-        ratios = [100 * one / plain for one, plain in zip(values, found["plain"], strict=True)]
-        print(f"{name:8s} {Spread.of(values)} tokens/s, {Spread.of(ratios)} % of plain")
+    found = [turn for _ in range(args.rounds) for turn in measured(sides, *given)]
+    for name in sides:
+        speeds = Spread.of([turn[name] for turn in found])
+        ratios = Spread.of([100 * turn[name] / turn["plain"] for turn in found])
+        print(f"{name:8s} {speeds} tokens/s, {ratios} % of plain")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 A few rows of tokens take many times as long to multiply as their weights to come from the memory,
 and the factors of several adapters are as large as the weights: so they come meanwhile. The task of
-a column block asks for its columns of `up`, and for as large a share of `down`; so threads ask for
-about what they will read. Its row blocks ask in turns, each for other adapters, and for a line or
-two at each group of columns: asked for all at once, the lines keep the product waiting.
+a column block asks for its columns of `up`, and for as large a share of `down`, which all groups
+have one after the other; so threads ask for about what they will read. Its row blocks ask in turns,
+each for other adapters, and for a line or two at each group of columns: asked for all at once, the
+lines keep the product waiting.
 """
 
 from __future__ import annotations
@@ -69,14 +70,19 @@ def ask_for_factors(turn, step, steps):
     asked = T.meta_var(turn.asked)
     line = T.meta_var(asked.factors.line)
     together = T.meta_var(block_rows(asked.factors.widths))
-    for i in T.serial(T.ceildiv(asked.groups.count - turn.number, turn.count)):
-        slot: T.let[T.int32] = asked.groups.slot(turn.number + i * turn.count)
-        rank: T.let[T.int32] = asked.ranks[slot]
-        share: T.let[T.int32] = T.ceildiv(rank * -(-asked.factors.k // line), turn.blocks)
+    groups: T.let[T.int32] = asked.groups.count
+    for i in T.serial(T.ceildiv(groups - turn.number, turn.count)):
+        number: T.let[T.int32] = turn.number + i * turn.count
+        piece: T.let[T.int32] = turn.block * groups + number
+        other: T.let[T.int32] = asked.groups.slot(piece // turn.blocks)
+        lines = T.meta_var(asked.ranks[other] * -(-asked.factors.k // line))
+        share: T.let[T.int32] = T.ceildiv(lines, turn.blocks)
         for n in T.serial(T.ceildiv(share - step, steps)):
             for part in T.unroll(len(asked.factors.widths)):
-                at = T.meta_var(turn.block * share + step + n * steps)
-                T.evaluate(prefetch(asked.down, slot, part, 0, at * line))
+                at = T.meta_var(piece % turn.blocks * share + step + n * steps)
+                T.evaluate(prefetch(asked.down, other, part, 0, at * line))
+        slot: T.let[T.int32] = asked.groups.slot(number)
+        rank: T.let[T.int32] = asked.ranks[slot]
         for n in T.serial(T.ceildiv(T.ceildiv(rank * together, line) - step, steps)):
             for b in T.unroll(BLOCK // together):
                 at = T.meta_var(turn.block * (BLOCK // together) + b)

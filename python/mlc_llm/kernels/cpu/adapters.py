@@ -1,8 +1,8 @@
 """LoRA adapters: two small products beside the product of a matrix.
 
-    for each token t with an adapter:                                       parallel
+    for each token t with an adapter:                              parallel; threads meet
       f[t] = what the kind makes of X[t]                                    `row_kinds.py`
-    for each group with an adapter a:                                       parallel
+    for each group with an adapter a:                              parallel; threads meet
       for each part p of the matrix's rows, for j in ranks[a], for each token t of the group:
         h[t, p, j] = sum over i of f[t, i] * down[a, p, j, i]
     for each group with an adapter a:                                       parallel
@@ -20,8 +20,10 @@ f       float32 [m, k]; X itself where the kind is "plain"
 h       float32 [m, parts, r]
 
 So a piece of an adapter is read once for all tokens of a group, and converted once for up to four
-tokens. The memory is asked for it before, by the product (`adapter_asks.py`) or a task ahead. A
-token's sums have one order, whatever else is in the step.
+tokens. The memory is asked for it before, by the product (`adapter_asks.py`) or a task ahead. The
+thread that makes f of a token multiplies it by `down`, unless its group is at the border between
+two threads; as many columns of y are a thread's as the product gives it. A token's sums have one
+order, whatever else is in the step.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from tvm.tirx import PrimFunc
 from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.adapter_groups import Groups, table_size
 from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
+from mlc_llm.kernels.cpu.launches import all_meet, one_launch
 from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, halved_sum, lanes_at, splat
 from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
@@ -161,23 +164,26 @@ def add_adapters(
             for i in T.serial(T.ceildiv(rank * together, line)):
                 T.evaluate(prefetch(U, slot, first + b, 0, i * line, cache=2))
 
+    def task(u: Expr, pieces: Expr) -> tuple[Expr, Expr]:
+        """The group of a task that multiplies `down`, and its piece."""
+        return u // pieces, u % pieces
+
     @T.inline
-    def add_to(F, D, U, R, Y, G):
-        """Both products."""
-        H = T.alloc_buffer((Y.shape[0], parts, D.shape[2]), "float32")
-        groups: T.let[T.int32] = G.count
-        largest = T.alloc_buffer((1,), "int32")
-        largest[0] = 0
-        for group in T.serial(groups):
-            largest[0] = T.max(largest[0], R[G.slot(group)])
-        pieces: T.let[T.int32] = parts * T.ceildiv(largest[0], STEP)
-        for u in T.parallel(pieces * groups):
-            group, piece = T.meta_var((u % groups, u // groups))
+    def multiply_all_down(F, D, R, H, G, pieces):
+        """h of all groups."""
+        for u in T.parallel(pieces * G.count):
+            group, piece = T.meta_var(task(u, pieces))
             part, first = T.meta_var(place(piece))
             if asks:
-                ask_for_down(D, G.slot((u + 1) % groups), (u + 1) // groups)
+                next_group, next_piece = T.meta_var(task(u + 1, pieces))
+                ask_for_down(D, G.slot(T.min(next_group, G.count - 1)), next_piece)
             if first < R[G.slot(group)]:
                 in_fours(multiply_down, group, (F, D, H), G, G.slot(group), part, first)
+
+    @T.inline
+    def add_all_up(H, U, R, Y, G):
+        """y of all groups."""
+        groups: T.let[T.int32] = G.count
         for u in T.parallel(blocks * groups):
             group, piece = T.meta_var((u % groups, u // groups))
             if asks:
@@ -189,6 +195,13 @@ def add_adapters(
                     *(add_up, group, (H, U, Y), G),
                     *(G.slot(group), R[G.slot(group)], piece * block + i * sums_columns),
                 )
+
+    @T.inline
+    def count_pieces(R, G, pieces):
+        """pieces[0] = those of `down` that a group has at most."""
+        pieces[0] = 0
+        for group in T.serial(G.count):
+            pieces[0] = T.max(pieces[0], parts * T.ceildiv(R[G.slot(group)], STEP))
 
     @T.prim_func(private=True, s_tir=True)
     def add(
@@ -211,12 +224,22 @@ def add_adapters(
         with T.sblock("root"):
             G = T.meta_var(Groups(S, TABLE))
             if G.count > 0:
+                H = T.alloc_buffer((m, parts, r), "float32")
+                pieces = T.alloc_buffer((1,), "int32")
+                count_pieces(R, G, pieces)
                 if kind == "plain":
-                    add_to(X, D, U, R, Y, G)
+                    with one_launch():
+                        with all_meet():
+                            multiply_all_down(X, D, R, H, G, pieces[0])
+                        add_all_up(H, U, R, Y, G)
                 else:
                     F = T.alloc_buffer((m, k), "float32")
-                    for i in T.parallel(G.tokens):
-                        make_floats(Given(X, N, BIAS), F, G.token(i))
-                    add_to(F, D, U, R, Y, G)
+                    with one_launch():
+                        with all_meet():
+                            for i in T.parallel(G.tokens):
+                                make_floats(Given(X, N, BIAS), F, G.token(i))
+                        with all_meet():
+                            multiply_all_down(F, D, R, H, G, pieces[0])
+                        add_all_up(H, U, R, Y, G)
 
     return without(add, *KINDS[kind].unread)
