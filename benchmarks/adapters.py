@@ -62,6 +62,7 @@ def engine_of(model: Path, streams: int, length: int, adapters: dict[str, str]) 
         max_single_sequence_length=PROMPT + length + 16,
         max_total_sequence_length=streams * (PROMPT + length + 16),
         prefix_cache_mode="disable",
+        speculative_mode="disable",  # a step is a token of each stream
         adapters=adapters,
         verbose=False,
     )
