@@ -1,4 +1,4 @@
-"""The models that are compared: the default one, it requantised to Q4_0, a 1B shape, and the real
+"""The models that are compared: the default one, it in other tensor types, a 1B shape, and the real
 shapes of `real_shapes.py`.
 
 Those that are made are kept in one folder. All but the requantised one have random weights. Their
@@ -24,7 +24,9 @@ from mlc_llm.testing.gguf_writer import TensorData, write_gguf
 
 MODELS = ("default", "default-q4_0", "1b-q4_0")
 """What a comparison measures if it is not asked for others."""
-ALL_MODELS = (*MODELS, *REAL_SHAPES)
+REQUANTISED = {"default-q4_0": "Q4_0", "default-bf16": "BF16"}
+"""The default model in other tensor types."""
+ALL_MODELS = (*MODELS, *(name for name in REQUANTISED if name not in MODELS), *REAL_SHAPES)
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,9 @@ def _make(name: str, path: Path, quantize: Path | None) -> None:
         return
     if quantize is None:
         raise Missing("it is made by llama-quantize, and llama.cpp is not built")
-    command = [str(quantize), "--allow-requantize", str(default_model_path()), str(path), "Q4_0"]
-    subprocess.run(["nice", "-n", "10", *command, "1"], check=True, capture_output=True)
+    files = map(str, (default_model_path(), path))
+    command = [str(quantize), "--allow-requantize", *files, REQUANTISED[name], "1"]
+    subprocess.run(["nice", "-n", "10", *command], check=True, capture_output=True)
 
 
 def write_random(path: Path, shape: Shape, seed: int = 0) -> Path:

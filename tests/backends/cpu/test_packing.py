@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from format_floats import floats_of
 
 from mlc_llm.backends.cpu.formats import BLOCK, format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.cpu.packing import pack, pack_floats
@@ -71,12 +72,13 @@ def test_scales_are_as_small_as_in_the_file(kind: str) -> None:
     assert format_of_kind(kind, half=False).scale_dtype == "float32"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
 @pytest.mark.parametrize("rows", [1, 32, 49])
-def test_floats_come_back(dtype: str, rows: int) -> None:
-    weights = np.random.default_rng(0).standard_normal((rows, 40)).astype(dtype)
-    packed = pack_floats(weights)
-    assert same_bits(unpack_packed(packed), weights.astype(np.float32))
+def test_floats_come_back(kind: str, rows: int, half: bool) -> None:
+    weights = floats_of(format_of_kind(kind, half=True), np.random.default_rng(0), rows, 40)
+    packed = pack_floats(weights, format_of_kind(kind, half=half))
+    assert same_bits(unpack_packed(packed), weights)
     given = (packed.tensor.shape, str(packed.tensor.dtype))
     assert given == tensor_shape(packed.format, padded_rows(rows), 40)
 

@@ -15,7 +15,10 @@ from mlc_llm.kernels.cpu.bf16 import TILE_ROWS
 from mlc_llm.kernels.cpu.matmul import matmul
 from mlc_llm.kernels.cpu.split import split_rows
 
-KINDS = ("Q8_0", "Q6_K", "Q5_0", "Q5_1", "Q5_K", "Q2_K", "Q3_K", "IQ4_XS", "MXFP4", "F16", "F32")
+KINDS = (
+    "Q8_0", "Q6_K", "Q5_0", "Q5_1", "Q5_K", "Q2_K", "Q3_K", "IQ4_XS", "MXFP4",
+    "F16", "BF16", "F32",
+)  # fmt: skip
 """One of each format that is not in fixed point."""
 COUNTS = (1, 2, 15, 16, 17, 33)
 LEFT_OUT = 2**-16

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from format_floats import floats_of
 from kernel_tools import Array, build, each_isa, each_isa_and, grouped, prepare
 
 from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind
@@ -16,7 +17,7 @@ from mlc_llm.kernels.cpu.amx_exact import ExactProduct
 from mlc_llm.kernels.cpu.expert_matmul import ExpertShape, expert_matmul
 from mlc_llm.kernels.cpu.matmul import matmul
 
-KINDS = ("Q4_0", "Q4_K", "Q8_0", "Q6_K", "F16", "F32")
+KINDS = ("Q4_0", "Q4_K", "Q8_0", "Q6_K", "F16", "BF16", "F32")
 EXPERTS, ROWS, COLUMNS = 4, 96, 160
 LOADS = (
     (0, 1, 0, 0), (1, 1, 1, 1), (3, 0, 9, 2), (0, 0, 0, 17), (5, 8, 0, 1), (10, 0, 33, 12),
@@ -34,7 +35,7 @@ def stack(fmt: WeightFormat, experts: int, n: int, k: int) -> Array:
 def _matrix(fmt: WeightFormat, n: int, k: int, seed: int) -> Array:
     rng = np.random.default_rng(seed)
     if fmt.is_float:
-        return pack_floats(rng.standard_normal((n, k)).astype(f"float{fmt.bits}")).tensor
+        return pack_floats(floats_of(fmt, rng, n, k), fmt).tensor
     q = rng.integers(0, 2**fmt.bits, (n, k), dtype=np.uint8)
     scale, low = rng.standard_normal((2, n, k // fmt.group)).astype(np.float16).astype(np.float32)
     return pack(grouped(fmt, q, scale, low), fmt).tensor

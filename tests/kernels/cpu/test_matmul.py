@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 import pytest
+from format_floats import floats_of
 from kernel_tools import (
     Array,
     accumulated,
@@ -33,10 +34,10 @@ from mlc_llm.backends.cpu.packing import Packed, pack, pack_floats
 from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
 from mlc_llm.kernels.cpu.quant_blocks import quant_blocks
 
-PLAIN_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "F32")
+FLOATS = ("F16", "BF16", "F32")
+PLAIN_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", *FLOATS)
 KINDS = (*PLAIN_KINDS, "Q2_K", "Q3_K", "IQ4_XS", "IQ2_XS", "MXFP4", "TQ2_0")
 """One of each packed format."""
-FLOATS = ("F16", "F32")
 ROWS, COLUMNS = 70, 160
 """Padded to 96 rows: three column blocks; five groups of 32."""
 HALF_STEP = 0.51
@@ -79,9 +80,9 @@ def columns(fmt: WeightFormat) -> int:
 
 
 def _floats(fmt: WeightFormat) -> Weights:
-    w = np.random.default_rng(3).standard_normal((ROWS, COLUMNS)).astype(f"float{fmt.bits}")
+    w = floats_of(fmt, np.random.default_rng(3), ROWS, COLUMNS)
     exact = _padded(w.astype(np.float64))
-    return Weights(pack_floats(w), exact, np.abs(exact))
+    return Weights(pack_floats(w, fmt), exact, np.abs(exact))
 
 
 def _blocks(fmt: WeightFormat) -> Weights:

@@ -32,7 +32,8 @@ class WeightFormat:
 
     In a fixed-point format scales and minima are int16, in units of their row. A group more behind
     the last one begins with the 32 rows' units, float32.
-    `bits` 16 and 32 mean plain floats [n/32, k, 32] and no scale.
+    `bits` 16 and 32 mean plain floats [n/32, k, 32] and no scale, or int32 [n/32, k/2, 32] of
+    bfloat16 (`is_bfloat`): a word has columns 2j and 2j + 1, the first one in its low half.
     """
 
     bits: int
@@ -44,6 +45,8 @@ class WeightFormat:
     """Groups whose scales share a unit."""
     float8: bool = False
     """The values are bytes of E4M3: value = scale * number of the byte."""
+    is_bfloat: bool = False
+    """The 16 bits of a value are the upper half of a float32."""
 
     @property
     def reads_floats(self) -> bool:
@@ -113,7 +116,7 @@ class WeightFormat:
     def name(self) -> str:
         """A short name, as part of the names of kernels."""
         if self.is_float:
-            return f"f{self.bits}"
+            return "bf16" if self.is_bfloat else f"f{self.bits}"
         kind = "e4m3" if self.float8 else "m" if self.has_minimum else f"o{self.offset}"
         scale = self.scale_dtype.replace("float", "").replace("int", "i")
         span = f"x{self.span}" if self.span > 1 else ""
@@ -132,6 +135,9 @@ def padded_rows(rows: int) -> int:
 
 def tensor_shape(fmt: WeightFormat, n: int, k: int) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of a packed matrix with n (padded) rows and k columns."""
+    if fmt.is_bfloat:
+        assert k % 2 == 0, "a word has two columns"
+        return (n // BLOCK, k // 2, BLOCK), "int32"
     if fmt.is_float:
         return (n // BLOCK, k, BLOCK), f"float{fmt.bits}"
     assert k % (fmt.group * fmt.span) == 0, "columns are whole spans"
@@ -167,9 +173,11 @@ _SINGLE = {
     **dict.fromkeys(("IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ1_S"), _BOOK),
     **dict.fromkeys(("IQ2_XS", "IQ2_S", "IQ1_M"), replace(_BOOK, group=16)),
 }
-_FLOATS = {"F16": WeightFormat(16), "BF16": WeightFormat(32), "F32": WeightFormat(32)}
-"""bfloat16 is widened: no kernel reads it."""
-
+_FLOATS = {
+    "F16": WeightFormat(16),
+    "BF16": WeightFormat(16, is_bfloat=True),
+    "F32": WeightFormat(32),
+}
 
 _KINDS = {**_HALF, **_SPANS, **_SINGLE, **_FLOATS}
 
@@ -178,7 +186,7 @@ def format_of_kind(kind: str, *, half: bool, fixed_point: bool = False) -> Weigh
     """The packed format of a tensor type of GGUF, or of MLC LLM's groups; it holds the values
     exactly unless `fixed_point`.
 
-    half: the kernels read float16 (scales, and matrices of floats); otherwise all is float32.
+    half: the kernels read float16 (scales, and matrices of floats); otherwise they are float32.
     fixed_point: the kernels want 4-bit weights in fixed point, 16 bits of a row's largest value.
 
     Raises UnsupportedModel.
@@ -188,7 +196,7 @@ def format_of_kind(kind: str, *, half: bool, fixed_point: bool = False) -> Weigh
         raise UnsupportedModel(f"tensor type {kind}; supported: {', '.join(_KINDS)}")
     if fixed_point and fmt.bits == 4 and fmt.group == 32:
         return replace(fmt, scale_dtype="int16", span=1)
-    if half:
+    if half or fmt.is_bfloat:
         return fmt
     if fmt.is_float:
         return replace(fmt, bits=32)

@@ -34,4 +34,4 @@ class CpuLayout:
 
         if isinstance(values, Grouped):
             return pack(values, self.format).tensor
-        return pack_floats(values.astype(f"float{self.format.bits}")).tensor
+        return pack_floats(values, self.format).tensor

@@ -118,21 +118,34 @@ def _unit_group(units: Array, fmt: WeightFormat) -> Array:
     return group
 
 
-def pack_floats(weights: Array) -> Packed:
-    """Packs a float16 or float32 matrix [n, k]."""
+def pack_floats(weights: Array, fmt: WeightFormat) -> Packed:
+    """Packs a matrix [n, k] of floats whose values the format holds exactly."""
     n, k = weights.shape
-    fmt = WeightFormat(bits=weights.dtype.itemsize * 8)
-    blocks = _pad(weights).reshape(-1, BLOCK, k)
+    values = _bfloat_words(weights) if fmt.is_bfloat else weights.astype(f"float{fmt.bits}")
+    blocks = _pad(values).reshape(-1, BLOCK, values.shape[1])
     return Packed(fmt, n, k, np.ascontiguousarray(blocks.transpose(0, 2, 1)))
+
+
+def _bfloat_words(weights: Array) -> npt.NDArray[np.int32]:
+    """Neighbours of each row as bfloat16 in a word."""
+    bits = np.ascontiguousarray(weights, np.float32).view(np.uint32)
+    assert not (bits & 0xFFFF).any(), "values of more bits than bfloat16 has"
+    return (bits[:, ::2] >> 16 | bits[:, 1::2]).view(np.int32)
+
+
+def _of_bfloat_words(words: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    """Rows of which `_bfloat_words` made these."""
+    parts = np.stack([words << 16, words & np.int32(-0x10000)], axis=-1)
+    return parts.reshape(len(words), -1).view(np.float32)
 
 
 def unpack(packed: Packed) -> npt.NDArray[np.float32]:
     """The matrix as float32 [rows, columns]: the reference for kernels and tests."""
     fmt, k = packed.format, packed.columns
     if fmt.is_float:
-        rows = packed.tensor.transpose(0, 2, 1).reshape(-1, k)
-        floats: npt.NDArray[np.float32] = rows[: packed.rows].astype(np.float32)
-        return floats
+        swapped = packed.tensor.transpose(0, 2, 1)
+        rows = swapped.reshape(-1, swapped.shape[2])[: packed.rows]
+        return _of_bfloat_words(rows) if fmt.is_bfloat else rows.astype(np.float32)
     spans = k // fmt.group // fmt.span
     tensor = packed.tensor[:, :spans]
     groups = tensor[..., fmt.unit_words :].reshape(len(tensor), -1, fmt.group_stride)

@@ -6,7 +6,7 @@
 
 tokens    int32 [m]: rows of the table
 table     the packed table, [n / 32, spans, stride] (see `backends/cpu/formats.py`); of floats
-          [n / 32, k, 32]
+          [n / 32, k, 32], of bfloat16 [n / 32, k / 2, 32]
 y         float32 [m, k]
 """
 
@@ -19,6 +19,7 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.kernels.cpu.float8 import e4m3
+from mlc_llm.kernels.cpu.float_matmul import upper_half
 from mlc_llm.kernels.cpu.scales import group_start, minimum_of, scale_of
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 from mlc_llm.kernels.types import Buffer, Expr
@@ -91,12 +92,20 @@ def _packed_rows(n: int, k: int, fmt: WeightFormat, factor: float) -> PrimFunc:
     return packed_rows
 
 
+def _float(fmt: WeightFormat, table: Buffer, row: Expr, column: Expr) -> Expr:
+    """A value of a table of floats."""
+    if not fmt.is_bfloat:
+        return T.cast(table[row // BLOCK, column, row % BLOCK], "float32")
+    word = table[row // BLOCK, column // 2, row % BLOCK]
+    return T.reinterpret(upper_half(word, column), dtype="float32")
+
+
 def _float_rows(n: int, k: int, fmt: WeightFormat, factor: float) -> PrimFunc:
     """The kernel for floats."""
-    dtype = f"float{fmt.bits}"
+    shape, dtype = tensor_shape(fmt, n, k)
 
     @T.prim_func(private=True, s_tir=True)
-    def float_rows(tokens: T.handle, table: T.Buffer((n // BLOCK, k, BLOCK), dtype), y: T.handle):
+    def float_rows(tokens: T.handle, table: T.Buffer(shape, dtype), y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         I = T.match_buffer(tokens, (m,), "int32")
@@ -104,8 +113,6 @@ def _float_rows(n: int, k: int, fmt: WeightFormat, factor: float) -> PrimFunc:
         with T.sblock("root"):
             for row in T.serial(m):
                 for i in T.serial(k):
-                    Y[row, i] = _times(
-                        T.cast(table[I[row] // BLOCK, i, I[row] % BLOCK], "float32"), factor
-                    )
+                    Y[row, i] = _times(_float(fmt, table, I[row], i), factor)
 
     return float_rows

@@ -226,7 +226,7 @@ def _on_vectors(
 ) -> FixedPointGemv | IntegerProduct | DequantisedProduct | FloatProduct:
     """The product of a few rows."""
     if fmt.is_float:
-        return FloatProduct(n, k, isa, False)
+        return FloatProduct(n, k, fmt, isa, False)
     if fmt.is_fixed_point:
         return FixedPointGemv(n, k, fmt, isa, False)
     is_integer = isa.integer and not fmt.reads_floats

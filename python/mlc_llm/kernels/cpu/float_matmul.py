@@ -8,7 +8,8 @@
         Y[rows, block] (+)= sums
 
 X  float32 [m, k]                                          activations
-W  int32 [n/32, spans, stride], or float [n/32, k, 32]     packed weights (`formats.py`)
+W  int32 [n/32, spans, stride], float [n/32, k, 32], or    packed weights (`formats.py`)
+   int32 [n/32, k/2, 32] of bfloat16
 Y  float32 [m, n]                                          the result
 
 The columns of packed integers come in the order of their words (`dot.py`).
@@ -27,7 +28,7 @@ from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.row_block import clear, store
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
-from mlc_llm.kernels.types import Expr, Index
+from mlc_llm.kernels.types import Buffer, Expr, Index
 
 
 def weight_floats(
@@ -49,6 +50,26 @@ def weight_floats(
     if minimum is not None:
         return T.cast(quantised, f32) * scale + minimum
     return T.cast(quantised - splat(T.int32(fmt.offset), lanes), f32) * scale
+
+
+def float_weights(
+    fmt: WeightFormat, W: Buffer, block: Index, column: Index, row: Index, lanes: int
+) -> Expr:
+    """Float32 weights of a column: `lanes` rows of a block of rows, from number `row` on."""
+    at, wide = lanes_at(row, lanes), f"float32x{lanes}"
+    if not fmt.is_bfloat:
+        return T.cast(W[block, column, at], wide)
+    return T.reinterpret(upper_half(W[block, column // 2, at], column, lanes), dtype=wide)
+
+
+def upper_half(words: Expr, column: Index, lanes: int | None = None) -> Expr:
+    """Bits of float32, made of the bfloat16 of a column; lanes: of vectors of words."""
+
+    def each(value: Expr) -> Expr:
+        return value if lanes is None else splat(value, lanes)
+
+    moved = T.shift_left(words, each(T.int32(16) - column % 2 * T.int32(16)))
+    return moved & each(T.int32(-0x10000))
 
 
 def dequantised_matmul(
@@ -132,13 +153,11 @@ class DequantisedProduct:
 def float_matmul(
     n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
 ) -> tvm.tirx.PrimFunc:
-    """Weights are stored as float16 or float32."""
-    product = FloatProduct(n, k, isa, accumulate)
+    """Weights are stored as float16, bfloat16 or float32."""
+    product, (shape, dtype) = FloatProduct(n, k, fmt, isa, accumulate), tensor_shape(fmt, n, k)
 
     @T.prim_func(private=True, s_tir=True)
-    def float_product(
-        x: T.handle, W: T.Buffer((n // BLOCK, k, BLOCK), f"float{fmt.bits}"), y: T.handle
-    ):
+    def float_product(x: T.handle, W: T.Buffer(shape, dtype), y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, k), "float32")
@@ -154,8 +173,9 @@ def float_matmul(
 class FloatProduct:
     """Row blocks times weights that are floats already."""
 
-    def __init__(self, n: int, k: int, isa: Isa, accumulate: bool) -> None:
-        self.k, self.accumulate, self.apart, self.size = k, accumulate, n // BLOCK, isa.row_block
+    def __init__(self, n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> None:
+        self.k, self.fmt, self.accumulate = k, fmt, accumulate
+        self.apart, self.size = n // BLOCK, isa.row_block
         self.lanes, self.vectors = isa.lanes, BLOCK // isa.lanes
         self.lane = lanes_at(0, isa.lanes)
 
@@ -172,13 +192,17 @@ class FloatProduct:
         """One row block."""
         sums = T.alloc_buffer((rows, self.vectors, self.lanes), "float32")
         clear(sums, rows, self.lanes)
-        for column in T.serial(self.k):
-            for r in T.unroll(rows):
-                for v in T.unroll(self.vectors):
-                    sums[r, v, self.lane] = sums[r, v, self.lane] + splat(
-                        X[row + r, column], self.lanes
-                    ) * T.cast(
-                        W[block, column, lanes_at(v * self.lanes, self.lanes)],
-                        f"float32x{self.lanes}",
-                    )
+        together = T.meta_var(2 if self.fmt.is_bfloat else 1)
+        for i in T.serial(self.k // together):
+            for part in T.unroll(together):
+                self.add_column(X, W, sums, block, row, rows, i * together + part)
         store(Y, sums, 0, block, row, rows, self.lanes, self.accumulate)
+
+    @T.inline
+    def add_column(self, X, W, sums, block, row, rows, column):
+        """Adds the products of one column."""
+        for r in T.unroll(rows):
+            for v in T.unroll(self.vectors):
+                sums[r, v, self.lane] = sums[r, v, self.lane] + splat(
+                    X[row + r, column], self.lanes
+                ) * float_weights(self.fmt, W, block, column, v * self.lanes, self.lanes)

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tvm.script import tirx as T
-
 from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.kernels.cpu.amx import ROWS
-from mlc_llm.kernels.cpu.float_matmul import weight_floats
+from mlc_llm.kernels.cpu.float_matmul import float_weights, weight_floats
 from mlc_llm.kernels.cpu.quant_blocks import GROUP
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
-from mlc_llm.kernels.cpu.vectors import lanes_at
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
 PARTS = 4
@@ -35,7 +32,7 @@ class TileWeights(Protocol):
 
 def tile_weights(fmt: WeightFormat) -> TileWeights:
     """The weights of a format that is not in fixed point."""
-    return FloatWeights() if fmt.is_float else PackedWeights(fmt)
+    return FloatWeights(fmt) if fmt.is_float else PackedWeights(fmt)
 
 
 class PackedWeights:
@@ -64,8 +61,11 @@ class PackedWeights:
 class FloatWeights:
     """Plain floats."""
 
+    def __init__(self, fmt: WeightFormat) -> None:
+        self.fmt = fmt
+
     def row(self, part: Index, i: Index) -> Index:
         return part * PART_ROWS + i
 
     def value(self, W: Buffer, block: Index, group: Index, v: Index, column: Index) -> Expr:
-        return T.cast(W[block, group * GROUP + column, lanes_at(v * ROWS, ROWS)], f"float32x{ROWS}")
+        return float_weights(self.fmt, W, block, group * GROUP + column, v * ROWS, ROWS)
