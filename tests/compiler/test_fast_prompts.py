@@ -21,6 +21,8 @@ WATCH = Sampling(temperature=0, top_logprobs=20)
         pytest.param(("plain", "amx"), id="plain-amx", marks=pytest.mark.slow),
         pytest.param(("two-heads", "amx"), id="two-heads-amx"),
         pytest.param(("two-heads", "vnni-bf16"), id="two-heads-vnni-bf16"),
+        pytest.param(("bfloat16", "vnni-bf16"), id="bfloat16-vnni-bf16"),
+        pytest.param(("floats", "vnni-bf16"), id="floats-vnni-bf16", marks=pytest.mark.slow),
     ]
 )
 def names(request: pytest.FixtureRequest) -> tuple[str, str]:

@@ -51,6 +51,7 @@ from mlc_llm.kernels.cpu.edit_logits import edit_logits
 from mlc_llm.kernels.cpu.elementwise import beside, changed
 from mlc_llm.kernels.cpu.embedding import embedding
 from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
+from mlc_llm.kernels.cpu.pair_matmul import has_pairs
 from mlc_llm.kernels.cpu.rows import chosen_logits, spread, take_rows
 from mlc_llm.kernels.cpu.sampling import CHUNK, sample
 from mlc_llm.kernels.cpu.top_tokens import MOST, top_tokens
@@ -97,7 +98,8 @@ class CpuOps(AttentionOps, PlainRows):
     def matrix(self, rows: int, columns: int, kind: str, role: str) -> PackedMatrix:
         fmt = format_of_kind(kind, half=self._isa.half, fixed_point=self._isa.amx_tiles)
         # Eight bits of queries, keys and values would cost most of the accuracy; bfloat16 does not.
-        is_fast = role in FAST_ROLES or (role == "qkv" and self._isa.amx_tiles)
+        is_bfloat = self._isa.amx_tiles or has_pairs(fmt, self._isa)
+        is_fast = role in FAST_ROLES or (role == "qkv" and is_bfloat)
         is_fast = is_fast and has_fast_rows(fmt, self._isa)
         self.has_fast_tokens |= is_fast
         self._note(fmt, is_fast)
@@ -110,7 +112,7 @@ class CpuOps(AttentionOps, PlainRows):
 
     def _note(self, fmt: WeightFormat, has_fast_rows: bool) -> None:
         """A product reads matrices of this format."""
-        has_one_plane = not (fmt.is_float or fmt.is_fixed_point)
+        has_one_plane = has_pairs(fmt, self._isa) or not (fmt.is_float or fmt.is_fixed_point)
         self.is_fast |= self._isa.one_plane and (has_one_plane or has_fast_rows)
 
     def tied_head(self, embedding: PackedMatrix) -> PackedMatrix:

@@ -182,10 +182,15 @@ class FloatProduct:
     @T.inline
     def multiply(self, X, W, Y, block, m):
         """All m rows times column block `block`."""
-        for t in T.serial(m // self.size):
-            self.multiply_block(X, W, Y, block, t * self.size, self.size)
-        for t in T.serial(m % self.size):
-            self.multiply_block(X, W, Y, block, m - m % self.size + t, 1)
+        self.multiply_rows(X, W, Y, block, 0, m)
+
+    @T.inline
+    def multiply_rows(self, X, W, Y, block, first, count):
+        """`count` rows, from number `first` on."""
+        for t in T.serial(count // self.size):
+            self.multiply_block(X, W, Y, block, first + t * self.size, self.size)
+        for t in T.serial(count % self.size):
+            self.multiply_block(X, W, Y, block, first + count - count % self.size + t, 1)
 
     @T.inline
     def multiply_block(self, X, W, Y, block, row, rows):

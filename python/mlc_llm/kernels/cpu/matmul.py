@@ -5,6 +5,7 @@ integers on vectors     `integer_matmul.py`        -                       `floa
 AMX                     `integer_matmul.py`        `fixed_point.py`        `float_matmul.py`
 AMX, fast               `amx_fast_integer.py`      `amx_fast.py`           -
 AMX, split              `amx_split.py`             -                       `amx_split.py`
+AVX-512 BF16, fast      `integer_matmul.py`        -                       `pair_matmul.py`
 portable                `float_matmul.py`          -                       `float_matmul.py`
 
 X  activations, prepared as the kernel reads them: `activation.py`, `quant_blocks.py`, `bf16.py`,
@@ -32,13 +33,17 @@ from mlc_llm.kernels.cpu.amx_split import can_split, split_matmul
 from mlc_llm.kernels.cpu.fixed_point import fixed_point_matmul
 from mlc_llm.kernels.cpu.float_matmul import dequantised_matmul, float_matmul
 from mlc_llm.kernels.cpu.integer_matmul import integer_matmul
+from mlc_llm.kernels.cpu.pair_matmul import has_pairs, pair_matmul
 
 
 def has_fast_rows(fmt: WeightFormat, isa: Isa) -> bool:
-    """Whether there is a faster product: in bfloat16 on AMX tiles, or of the high plane alone."""
+    """Whether there is a faster product: in bfloat16 on AMX tiles or in pairs, or of the high plane
+    alone. `one_plane` kernels compute all rows so."""
     if isa.amx_tiles:
         return isa.fast and not fmt.reads_floats
-    return isa.planes == 2 and not fmt.reads_floats
+    if isa.one_plane:
+        return False
+    return has_pairs(fmt, isa) if fmt.reads_floats else isa.sums == 2
 
 
 def can_quantize(fmt: WeightFormat, isa: Isa, *, fast: bool = False) -> bool:
@@ -85,7 +90,7 @@ def matmul(
     if split:
         return split_matmul(n, k, fmt, accumulate=accumulate)
     if fmt.is_float:
-        return float_matmul(n, k, fmt, isa, accumulate)
+        return _of_floats(n, k, fmt, isa, accumulate=accumulate, fast=fast)
     if fmt.is_fixed_point:
         make = fast_fixed_point_matmul if fast else fixed_point_matmul
         return make(n, k, fmt, isa, accumulate=accumulate)
@@ -94,3 +99,12 @@ def matmul(
     if fast and isa.amx_tiles:
         return fast_integer_matmul(n, k, fmt, isa, accumulate=accumulate)
     return integer_matmul(n, k, fmt, isa, accumulate, fast=fast, asks=asks, source=source)
+
+
+def _of_floats(
+    n: int, k: int, fmt: WeightFormat, isa: Isa, *, accumulate: bool, fast: bool
+) -> tvm.tirx.PrimFunc:
+    """The kernel where the weights are plain floats."""
+    if has_pairs(fmt, isa) and (fast or isa.one_plane):
+        return pair_matmul(n, k, fmt, isa, accumulate, fast=fast)
+    return float_matmul(n, k, fmt, isa, accumulate)
