@@ -8,6 +8,7 @@ from os import devnull
 from pathlib import Path
 from typing import Any
 
+import amx_tools
 import arm_tools
 import kept
 import numpy as np
@@ -19,7 +20,7 @@ from pairs import every_other
 
 from mlc_llm.backends.cpu.codegen import NEEDLESS
 from mlc_llm.backends.cpu.formats import WeightFormat
-from mlc_llm.backends.cpu.isa import ISAS, Isa
+from mlc_llm.backends.cpu.isa import ISAS, VNNI_BF16, Isa
 from mlc_llm.backends.cpu.packing import Packed
 from mlc_llm.backends.cpu.target import missing_features, target_for
 from mlc_llm.backends.cpu.threads import configure_threads
@@ -64,7 +65,8 @@ def _marks(isa: Isa, with_amx: bool) -> list[pytest.MarkDecorator]:
     lacking = ", ".join(missing_features(isa.name))
     if not lacking:
         return [pytest.mark.slow] if (isa.amx_tiles or isa.bf16) and not with_amx else []
-    missing = arm_tools.missing_programs() if isa in arm_tools.ARM else "emulator for it"
+    missing = amx_tools.missing() if amx_tools.is_amx(isa) else "emulator for it"
+    missing = arm_tools.missing_programs() if isa in arm_tools.ARM else missing
     reason = f"no {lacking} here, and no {missing}"
     return [pytest.mark.skipif(bool(missing), reason=reason), pytest.mark.slow]
 
@@ -81,10 +83,13 @@ Maker = Callable[..., tvm.tirx.PrimFunc]
 def build(isa: Isa, make: Maker, *args: object, **options: object) -> Callable[..., None]:
     """The compiled kernel `make(*args, **options)` on NumPy arrays: arrays that it changed are
     changed in place. It is not compiled where an earlier run has kept one of the same text."""
+    func = make(*args, **options)
     if missing_features(isa.name):
-        return arm_tools.emulated(make(*args, **options), isa)
+        if not amx_tools.is_amx(isa):
+            return arm_tools.emulated(func, isa)
+        func, isa = amx_tools.emulated(func), VNNI_BF16
     configure_threads()
-    func = make(*args, **options).with_attr("global_symbol", "k")
+    func = func.with_attr("global_symbol", "k")
     content = (func.script(show_meta=True), str(target_for(isa)), tvm.__version__, NEEDLESS)
     path = kept.folder("kernels") / f"{kept.digest(*content)}.o"
     kernel = _linked(kept.entry(path, lambda new: _compile(new, func, isa)))

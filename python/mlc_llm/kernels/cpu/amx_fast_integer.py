@@ -34,7 +34,7 @@ def fast_integer_matmul(
 ) -> tvm.tirx.PrimFunc:
     """Kernel as `matmul.matmul` describes it for fast rows."""
     groups, width = k // fmt.group, quantized_width(fmt.group)
-    fast = Pipeline(n, IntegerTiles(n, k, fmt, accumulate))
+    fast = Pipeline(n, UnpackedTiles(n, k, fmt, accumulate))
     exact, (shape, _) = IntegerProduct(n, k, fmt, isa, accumulate), tensor_shape(fmt, n, k)
 
     @T.prim_func(private=True, s_tir=True)
@@ -61,7 +61,7 @@ def fast_integer_matmul(
     return fast_and_exact_product
 
 
-class IntegerTiles(FastProduct):
+class UnpackedTiles(FastProduct):
     """Weights are unpacked with their scales, so a sum is a result."""
 
     def __init__(self, n: int, k: int, fmt: WeightFormat, accumulate: bool) -> None:

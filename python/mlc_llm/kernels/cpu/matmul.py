@@ -3,7 +3,7 @@
                         integer weights            fixed-point weights     float16, float32 weights
 integers on vectors     `integer_matmul.py`        -                       `float_matmul.py`
 AMX                     `integer_matmul.py`        `fixed_point.py`        `float_matmul.py`
-AMX, fast               `amx_fast_integer.py`      `amx_fast.py`           -
+AMX, fast               `amx_fast_integer.py`      `amx_fast.py`           `amx_fast_float.py`
 AMX, split              `amx_split.py`             -                       `amx_split.py`
 AVX-512 BF16, fast      `integer_matmul.py`        -                       `pair_matmul.py`
 portable                `float_matmul.py`          -                       `float_matmul.py`
@@ -28,6 +28,7 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.activation import Source
 from mlc_llm.kernels.cpu.adapter_asks import Factors
 from mlc_llm.kernels.cpu.amx_fast import fast_fixed_point_matmul
+from mlc_llm.kernels.cpu.amx_fast_float import fast_float_matmul, has_fast_floats
 from mlc_llm.kernels.cpu.amx_fast_integer import fast_integer_matmul
 from mlc_llm.kernels.cpu.amx_split import can_split, split_matmul
 from mlc_llm.kernels.cpu.fixed_point import fixed_point_matmul
@@ -40,7 +41,7 @@ def has_fast_rows(fmt: WeightFormat, isa: Isa) -> bool:
     """Whether there is a faster product: in bfloat16 on AMX tiles or in pairs, or of the high plane
     alone. `one_plane` kernels compute all rows so."""
     if isa.amx_tiles:
-        return isa.fast and not fmt.reads_floats
+        return has_fast_floats(fmt, isa) or (isa.fast and not fmt.reads_floats)
     if isa.one_plane:
         return False
     return has_pairs(fmt, isa) if fmt.reads_floats else isa.sums == 2
@@ -105,6 +106,8 @@ def _of_floats(
     n: int, k: int, fmt: WeightFormat, isa: Isa, *, accumulate: bool, fast: bool
 ) -> tvm.tirx.PrimFunc:
     """The kernel where the weights are plain floats."""
+    if fast and isa.amx_tiles:
+        return fast_float_matmul(n, k, fmt, isa, accumulate=accumulate)
     if has_pairs(fmt, isa) and (fast or isa.one_plane):
         return pair_matmul(n, k, fmt, isa, accumulate, fast=fast)
     return float_matmul(n, k, fmt, isa, accumulate)
