@@ -58,10 +58,11 @@ def each_isa_and(name: str, values: Sequence[object]) -> Callable[[Any], Any]:
 
 
 def _parameters(isas: Iterable[Isa], with_amx: bool) -> list[Any]:
-    return [pytest.param(isa, id=isa.name, marks=_marks(isa, with_amx)) for isa in isas]
+    return [pytest.param(isa, id=isa.name, marks=marks_of(isa, with_amx=with_amx)) for isa in isas]
 
 
-def _marks(isa: Isa, with_amx: bool) -> list[pytest.MarkDecorator]:
+def marks_of(isa: Isa, *, with_amx: bool) -> list[pytest.MarkDecorator]:
+    """Those of a test of these kernels; with_amx: see `each_isa`."""
     lacking = ", ".join(missing_features(isa.name))
     if not lacking:
         return [pytest.mark.slow] if (isa.amx_tiles or isa.bf16) and not with_amx else []

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from attention_tools import ALL, LENGTHS, Cache, Rounding, Rows, Window, attend, queries, reference
-from kernel_tools import Array
+from kernel_tools import Array, marks_of
 
 from mlc_llm.backends.cpu.isa import AMX, VNNI, VNNI_BF16, Isa
 from mlc_llm.backends.cpu.target import missing_features
@@ -34,14 +34,7 @@ ROWS: Rows = [(0, 3, 70), (4, 100, 2 * EDGE + 3), (1, 0, 16), (5, 127, 128), (3,
 
 each_isa = pytest.mark.parametrize(
     "isa",
-    [
-        pytest.param(
-            isa,
-            id=isa.name,
-            marks=pytest.mark.skipif(bool(missing_features(isa.name)), reason="not this machine"),
-        )
-        for isa in (FAST, PAIRS)
-    ],
+    [pytest.param(isa, id=isa.name, marks=marks_of(isa, with_amx=True)) for isa in (FAST, PAIRS)],
 )
 
 
