@@ -17,7 +17,7 @@ from mlc_llm.runtime.model_runner import ModelRunner
 
 EXPERTS = [name for name, case in CASES.items() if "ffn_gate_exps.weight" in case.more]
 HERE = [name for name, isa in ISAS.items() if not (isa.bf16 or missing_features(name))]
-"""`vnni-bf16` differs from `vnni` in the attention of fast tokens alone."""
+"""`vnni-bf16` differs from `vnni` for fast tokens alone."""
 WORST = {"portable": 1e-4}
 """Largest error of a logit, relative to the largest one; 3e-3 where pages are float16."""
 WATCH = Sampling(temperature=0, top_logprobs=20)

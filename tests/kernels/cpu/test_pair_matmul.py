@@ -12,6 +12,7 @@ from kernel_tools import Array, build
 
 from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind
 from mlc_llm.backends.cpu.isa import AMX, AVX2, VNNI, VNNI_BF16
+from mlc_llm.backends.cpu.ops import CpuOps
 from mlc_llm.backends.cpu.packing import pack_floats
 from mlc_llm.backends.cpu.target import missing_features
 from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
@@ -123,3 +124,11 @@ def test_where_there_are_such_products() -> None:
         assert not has_pairs(half, isa)
     assert not has_pairs(single, MIXED), "32 bits are kept where a file has them"
     assert not has_fast_rows(single, MIXED)
+
+
+def test_routers_stay_exact() -> None:
+    """Their scores decide which experts compute."""
+    ops = CpuOps(ALL)
+    router, other = (ops.matrix(32, 64, "BF16", role) for role in ("router", "head"))
+    assert router.is_exact and not other.is_exact
+    assert not ops.matrix(32, 64, "Q8_0", "router").is_exact, "it counts with one plane"

@@ -29,7 +29,7 @@ class Isa:
     half: bool
     """float16 is converted in hardware: scales and KV pages may use it."""
     bf16: bool = False
-    """Vectors of bfloat16 are multiplied: attention of fast tokens takes such products."""
+    """Vectors of bfloat16 are multiplied: for fast tokens, in attention and with 16-bit floats."""
     fast: bool = False
     """With AMX tiles or products of bfloat16: there are kernels for fast rows too. Libraries for
     `precision="exact"` have none, because they take long to compile."""

@@ -64,11 +64,16 @@ FAST_ROLES = ("o", "mlp", "down")
 
 
 class PackedMatrix(nn.Module):  # type: ignore[misc]
-    """The parameter of a packed matrix [rows, columns]; its packed rows are padded."""
+    """The parameter of a packed matrix [rows, columns]; its packed rows are padded.
 
-    def __init__(self, rows: int, columns: int, fmt: WeightFormat, *, is_fast: bool) -> None:
+    is_exact: no row is computed faster, in no precision.
+    """
+
+    def __init__(
+        self, rows: int, columns: int, fmt: WeightFormat, *, is_fast: bool, is_exact: bool = False
+    ) -> None:
         self.rows, self.columns, self.fmt = padded_rows(rows), columns, fmt
-        self.is_fast = is_fast
+        self.is_fast, self.is_exact = is_fast, is_exact
         self.packed = nn.Parameter(*tensor_shape(fmt, self.rows, columns))
 
 
@@ -103,7 +108,9 @@ class CpuOps(AttentionOps, PlainRows):
         is_fast = is_fast and has_fast_rows(fmt, self._isa)
         self.has_fast_tokens |= is_fast
         self._note(fmt, is_fast)
-        return PackedMatrix(rows, columns, fmt, is_fast=is_fast)
+        # A router's scores decide which experts compute, and take hardly any time.
+        is_exact = role == "router" and fmt.is_float
+        return PackedMatrix(rows, columns, fmt, is_fast=is_fast, is_exact=is_exact)
 
     def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> ExpertStack:
         fmt = format_of_kind(kind, half=self._isa.half, fixed_point=self._isa.amx_tiles)
@@ -205,8 +212,9 @@ class CpuOps(AttentionOps, PlainRows):
         has_fast, asks = fast is not None, None
         if inputs is not None:
             asks = self._adapted.asks(inputs, matrix.fmt)
+        isa = replace(self._isa, one_plane=False) if matrix.is_exact else self._isa
         kernel = matmul(
-            matrix.rows, matrix.columns, matrix.fmt, self._isa,
+            matrix.rows, matrix.columns, matrix.fmt, isa,
             accumulate=add, fast=has_fast, split=split, asks=asks, source=source,
         )  # fmt: skip
         args += [matrix.packed, *([] if fast is None else [fast])]
