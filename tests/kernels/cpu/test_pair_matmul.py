@@ -126,6 +126,16 @@ def test_where_there_are_such_products() -> None:
     assert not has_fast_rows(single, MIXED)
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_fast"),
+    [("Q4_0", True), ("BF16", True), ("F16", True), ("F32", False), ("float8_e4m3", False)],
+)
+def test_which_matrices_make_a_library_fast(kind: str, is_fast: bool) -> None:
+    ops = CpuOps(ALL)
+    ops.matrix(32, 64, kind, "head")
+    assert ops.is_fast == is_fast
+
+
 def test_routers_stay_exact() -> None:
     """Their scores decide which experts compute."""
     ops = CpuOps(ALL)

@@ -119,7 +119,7 @@ class CpuOps(AttentionOps, PlainRows):
 
     def _note(self, fmt: WeightFormat, has_fast_rows: bool) -> None:
         """A product reads matrices of this format."""
-        has_one_plane = has_pairs(fmt, self._isa) or not (fmt.is_float or fmt.is_fixed_point)
+        has_one_plane = has_pairs(fmt, self._isa) or not (fmt.reads_floats or fmt.is_fixed_point)
         self.is_fast |= self._isa.one_plane and (has_one_plane or has_fast_rows)
 
     def tied_head(self, embedding: PackedMatrix) -> PackedMatrix:
