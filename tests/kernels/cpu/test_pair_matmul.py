@@ -134,6 +134,9 @@ def test_which_matrices_make_a_library_fast(kind: str, is_fast: bool) -> None:
     ops = CpuOps(ALL)
     ops.matrix(32, 64, kind, "head")
     assert ops.is_fast == is_fast
+    ops = CpuOps(ALL)
+    ops.expert_matrices(2, 32, 64, kind)
+    assert ops.is_fast == (kind == "Q4_0"), "experts of floats are exact"
 
 
 def test_routers_stay_exact() -> None:

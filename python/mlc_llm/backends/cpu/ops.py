@@ -107,7 +107,7 @@ class CpuOps(AttentionOps, PlainRows):
         is_fast = role in FAST_ROLES or (role == "qkv" and is_bfloat)
         is_fast = is_fast and has_fast_rows(fmt, self._isa)
         self.has_fast_tokens |= is_fast
-        self._note(fmt, is_fast)
+        self._note(fmt, is_fast or has_pairs(fmt, self._isa))
         # A router's scores decide which experts compute, and take hardly any time.
         is_exact = role == "router" and fmt.is_float
         return PackedMatrix(rows, columns, fmt, is_fast=is_fast, is_exact=is_exact)
@@ -119,7 +119,7 @@ class CpuOps(AttentionOps, PlainRows):
 
     def _note(self, fmt: WeightFormat, has_fast_rows: bool) -> None:
         """A product reads matrices of this format."""
-        has_one_plane = has_pairs(fmt, self._isa) or not (fmt.reads_floats or fmt.is_fixed_point)
+        has_one_plane = not (fmt.reads_floats or fmt.is_fixed_point)
         self.is_fast |= self._isa.one_plane and (has_one_plane or has_fast_rows)
 
     def tied_head(self, embedding: PackedMatrix) -> PackedMatrix:
