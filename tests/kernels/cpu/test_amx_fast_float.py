@@ -67,6 +67,8 @@ def test_rows_of_either_kind_do_not_know_each_other(isa: Isa, kind: str, add: bo
 def test_where_there_are_such_products() -> None:
     for kind in KINDS:
         fmt = weights(kind, AMX).format
-        assert has_fast_floats(fmt, FAST_AMX) and has_fast_rows(fmt, FAST_AMX)
-        assert not has_fast_rows(fmt, AMX) and not has_fast_floats(fmt, replace(VNNI, fast=True))
-    assert not has_fast_rows(weights("F32", AMX).format, FAST_AMX)
+        assert has_fast_floats(fmt, FAST_AMX, 64) and has_fast_rows(fmt, FAST_AMX, 64)
+        assert not has_fast_rows(fmt, FAST_AMX, 588), "a tile has 32 columns"
+        assert not has_fast_rows(fmt, AMX, 64)
+        assert not has_fast_floats(fmt, replace(VNNI, fast=True), 64)
+    assert not has_fast_rows(weights("F32", AMX).format, FAST_AMX, 64)

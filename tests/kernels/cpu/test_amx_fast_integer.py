@@ -100,6 +100,6 @@ def test_prepared_rows(isa: Isa, kind: str, group: int) -> None:
 
 def test_which_products_are_on_tiles() -> None:
     fmt = weights("Q8_0", AMX).format
-    assert has_fast_rows(fmt, FAST_AMX) and not has_fast_rows(fmt, AMX)
+    assert has_fast_rows(fmt, FAST_AMX, 64) and not has_fast_rows(fmt, AMX, 64)
     assert can_quantize(fmt, FAST_AMX) and not can_quantize(fmt, FAST_AMX, fast=True)
     assert not can_ask(fmt, AMX) and can_ask(weights("Q8_0", VNNI).format, VNNI)

@@ -28,7 +28,7 @@ def packed(isa: Isa, seed: int) -> tuple[Packed, Floats]:
     byte = byte.reshape(ROWS, COLUMNS)
     scale = rng.uniform(1e-3, 2e-3, (ROWS, COLUMNS // 32)).astype(np.float32)
     fmt = format_of_kind(KIND, half=isa.half, fixed_point=isa.amx_tiles)
-    assert not has_fast_rows(fmt, isa)
+    assert not has_fast_rows(fmt, isa, COLUMNS)
     made = pack(Grouped(byte, 8, 32, scale, None, 128, half=False), fmt)
     values = E4M3[byte] * np.repeat(scale, 32, axis=1)
     assert (unpack(made) == values).all()

@@ -40,7 +40,7 @@ def rows_of(kind: str, m: int, k: int) -> Array:
 def test_same_bits(isa: Isa, of: str, kind: str, fast: bool) -> None:
     packed = weights(of, isa)
     fmt, k, n = packed.format, columns(packed.format), padded_rows(ROWS)
-    if fast and not has_fast_rows(fmt, isa):
+    if fast and not has_fast_rows(fmt, isa, k):
         pytest.skip("these kernels have no fast rows")
     options = {"accumulate": True, "fast": fast}
     apart = build(isa, matmul, n, k, fmt, isa, **options)
@@ -65,7 +65,7 @@ def test_same_bits(isa: Isa, of: str, kind: str, fast: bool) -> None:
 def test_no_loop_of_one_task_is_in_a_launch(isa: Isa, n: int) -> None:
     """TVM makes no loop of it, so all threads would do it, each into the others' sums."""
     fmt = weights("Q8_0", isa).format
-    options = {"accumulate": False, "fast": has_fast_rows(fmt, isa)}
+    options = {"accumulate": False, "fast": has_fast_rows(fmt, isa, columns(fmt))}
     kernel = matmul(n, columns(fmt), fmt, isa, **options, source=Source("norm", EPS))
     lines = kernel.script().splitlines()
     launches = [i for i, line in enumerate(lines) if "pragma_parallel_launch_point" in line]

@@ -302,7 +302,7 @@ def test_no_fast_rows_of_floats(isa: Isa, kind: str) -> None:
 
 def refuses_fast_rows(isa: Isa, kind: str) -> None:
     fmt = weights(kind, isa).format
-    assert not has_fast_rows(fmt, isa)
+    assert not has_fast_rows(fmt, isa, COLUMNS)
     with pytest.raises(AssertionError):
         matmul(padded_rows(ROWS), columns(fmt), fmt, isa, accumulate=False, fast=True)
 

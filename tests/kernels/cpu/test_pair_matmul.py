@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+import tvm
 from format_floats import floats_of
 from kernel_tools import Array, build
 
@@ -118,12 +119,38 @@ def test_not_a_number_stays_in_its_row() -> None:
 
 def test_where_there_are_such_products() -> None:
     half, single = (format_of_kind(kind, half=True) for kind in ("BF16", "F32"))
-    assert has_pairs(half, MIXED) and has_pairs(half, ALL) and has_fast_rows(half, MIXED)
-    assert not has_fast_rows(half, ALL), "all rows are fast"
+    for isa in (MIXED, ALL):
+        assert has_pairs(half, isa, K) and has_fast_rows(half, isa, K) == (isa is MIXED)
+        assert not has_pairs(half, isa, 588), "vectors have 32 columns"
+        assert not has_pairs(single, isa, K), "32 bits are kept where a file has them"
+        assert not has_fast_rows(single, isa, K)
     for isa in (AMX, AVX2, VNNI, VNNI_BF16):
-        assert not has_pairs(half, isa)
-    assert not has_pairs(single, MIXED), "32 bits are kept where a file has them"
-    assert not has_fast_rows(single, MIXED)
+        assert not has_pairs(half, isa, K)
+
+
+@needs_bf16
+@pytest.mark.parametrize("fast", [False, True])
+def test_other_columns_are_exact(fast: bool) -> None:
+    """A tower of images may have 588."""
+    ops = CpuOps(MIXED if fast else ALL)
+    assert not ops.matrix(32, 588, "F16", "down").is_fast
+    fmt = format_of_kind("F16", half=True)
+    kernels = [matmul(32, 588, fmt, isa, accumulate=False) for isa in (ALL, VNNI_BF16)]
+    tvm.ir.assert_structural_equal(*kernels)
+
+
+@needs_bf16
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_single_column_block(kind: str) -> None:
+    """A loop of one task is no loop to TVM, so that all threads would do it."""
+    values, fmt, _ = matrix(kind)
+    packed = np.asarray(pack_floats(values[:32], fmt).tensor)
+    x, into = rows(9), np.ones((9, 32), np.float32)
+    kernel = build(ALL, matmul, 32, K, fmt, ALL, accumulate=True)
+    for _ in range(20):
+        found = into.copy()
+        kernel(x, packed, found)
+        assert found.tobytes() == (into + product(kind, x)[:, :32]).tobytes()
 
 
 @pytest.mark.parametrize(

@@ -102,12 +102,12 @@ class CpuOps(AttentionOps, PlainRows):
 
     def matrix(self, rows: int, columns: int, kind: str, role: str) -> PackedMatrix:
         fmt = format_of_kind(kind, half=self._isa.half, fixed_point=self._isa.amx_tiles)
+        in_pairs = has_pairs(fmt, self._isa, columns)
         # Eight bits of queries, keys and values would cost most of the accuracy; bfloat16 does not.
-        is_bfloat = self._isa.amx_tiles or has_pairs(fmt, self._isa)
-        is_fast = role in FAST_ROLES or (role == "qkv" and is_bfloat)
-        is_fast = is_fast and has_fast_rows(fmt, self._isa)
+        is_fast = role in FAST_ROLES or (role == "qkv" and (self._isa.amx_tiles or in_pairs))
+        is_fast = is_fast and has_fast_rows(fmt, self._isa, columns)
         self.has_fast_tokens |= is_fast
-        self._note(fmt, is_fast or has_pairs(fmt, self._isa))
+        self._note(fmt, is_fast or in_pairs)
         # A router's scores decide which experts compute, and take hardly any time.
         is_exact = role == "router" and fmt.is_float
         return PackedMatrix(rows, columns, fmt, is_fast=is_fast, is_exact=is_exact)

@@ -28,9 +28,9 @@ from mlc_llm.kernels.cpu.quant_blocks import GROUP
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
 
 
-def has_fast_floats(fmt: WeightFormat, isa: Isa) -> bool:
-    """Whether there is such a product."""
-    return isa.amx_tiles and isa.fast and fmt.is_float and fmt.bits == 16
+def has_fast_floats(fmt: WeightFormat, isa: Isa, k: int) -> bool:
+    """Whether there is such a product for matrices of k columns."""
+    return isa.amx_tiles and isa.fast and fmt.is_float and fmt.bits == 16 and k % GROUP == 0
 
 
 def fast_float_matmul(

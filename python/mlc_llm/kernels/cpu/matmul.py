@@ -37,14 +37,14 @@ from mlc_llm.kernels.cpu.integer_matmul import integer_matmul
 from mlc_llm.kernels.cpu.pair_matmul import has_pairs, pair_matmul
 
 
-def has_fast_rows(fmt: WeightFormat, isa: Isa) -> bool:
-    """Whether there is a faster product: in bfloat16 on AMX tiles or in pairs, or of the high plane
-    alone. `one_plane` kernels compute all rows so."""
+def has_fast_rows(fmt: WeightFormat, isa: Isa, k: int) -> bool:
+    """Whether there is a faster product for matrices of k columns: in bfloat16 on AMX tiles or in
+    pairs, or of the high plane alone. `one_plane` kernels compute all rows so."""
     if isa.amx_tiles:
-        return has_fast_floats(fmt, isa) or (isa.fast and not fmt.reads_floats)
+        return has_fast_floats(fmt, isa, k) or (isa.fast and not fmt.reads_floats)
     if isa.one_plane:
         return False
-    return has_pairs(fmt, isa) if fmt.reads_floats else isa.sums == 2
+    return has_pairs(fmt, isa, k) if fmt.reads_floats else isa.sums == 2
 
 
 def can_quantize(fmt: WeightFormat, isa: Isa, *, fast: bool = False) -> bool:
@@ -84,7 +84,7 @@ def matmul(
     asks (where `can_ask`): `down`, `up`, `ranks`, `slots` and `groups` of adapters come before Y,
     and the memory is asked for them (`adapter_asks.py`).
     """
-    assert has_fast_rows(fmt, isa) or not fast
+    assert has_fast_rows(fmt, isa, k) or not fast
     assert can_split(fmt, isa, k) or not split
     assert can_ask(fmt, isa) or asks is None
     assert can_quantize(fmt, isa, fast=fast) or source is None
@@ -108,6 +108,6 @@ def _of_floats(
     """The kernel where the weights are plain floats."""
     if fast and isa.amx_tiles:
         return fast_float_matmul(n, k, fmt, isa, accumulate=accumulate)
-    if has_pairs(fmt, isa) and (fast or isa.one_plane):
+    if has_pairs(fmt, isa, k) and (fast or isa.one_plane):
         return pair_matmul(n, k, fmt, isa, accumulate, fast=fast)
     return float_matmul(n, k, fmt, isa, accumulate)

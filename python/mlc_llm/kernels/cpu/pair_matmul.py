@@ -41,9 +41,9 @@ ROWS, VECTORS = 8, BLOCK // L
 """Rows of a row block, whose sums fill half the registers; vectors of a column block."""
 
 
-def has_pairs(fmt: WeightFormat, isa: Isa) -> bool:
-    """Whether there is such a product."""
-    return isa.bf16 and isa.fast and fmt.is_float and fmt.bits == 16
+def has_pairs(fmt: WeightFormat, isa: Isa, k: int) -> bool:
+    """Whether there is such a product for matrices of k columns."""
+    return isa.bf16 and isa.fast and fmt.is_float and fmt.bits == 16 and k % (2 * L) == 0
 
 
 def pair_matmul(
@@ -52,6 +52,21 @@ def pair_matmul(
     """Kernel as `matmul.matmul` describes it. Unless it is `fast`, all rows are fast ones."""
     product, (shape, dtype) = PairProduct(n, k, fmt, accumulate), tensor_shape(fmt, n, k)
     exact = FloatProduct(n, k, fmt, isa, accumulate)
+
+    @T.inline
+    def pair_rows(X, P, count):
+        """All fast rows."""
+        for row in T.parallel(count):
+            product.pair_row(X, P, row)
+
+    @T.inline
+    def multiply(X, P, W, Y, count, m):
+        """All rows, of which the first `count` are fast."""
+        for block in T.parallel(product.blocks):
+            align_stack()
+            product.multiply(P, W, Y, block, count)
+            if fast:
+                exact.multiply_rows(X, W, Y, block, count, m - count)
 
     @T.prim_func(private=True, s_tir=True)
     def pair_product(
@@ -64,15 +79,14 @@ def pair_matmul(
         with T.sblock("root"), imported(True):
             P = T.alloc_buffer((m, k // 2), "float32")
             count: T.let[T.int32] = fast_rows[0] if fast else m
-            with one_launch():
-                with all_meet():
-                    for row in T.parallel(count):
-                        product.pair_row(X, P, row)
-                for block in T.parallel(product.blocks):
-                    align_stack()
-                    product.multiply(P, W, Y, block, count)
-                    if fast:
-                        exact.multiply_rows(X, W, Y, block, count, m - count)
+            if product.blocks == 1:  # a loop of one task is none, and all threads would do it
+                pair_rows(X, P, count)
+                multiply(X, P, W, Y, count, m)
+            else:
+                with one_launch():
+                    with all_meet():
+                        pair_rows(X, P, count)
+                    multiply(X, P, W, Y, count, m)
 
     return pair_product if fast else without(pair_product, "fast_rows")
 
