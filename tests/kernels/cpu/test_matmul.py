@@ -295,6 +295,20 @@ def test_no_fast_rows_without_planes(isa: Isa, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FLOATS)
+@each_isa()
+def test_an_odd_number_of_columns(isa: Isa, kind: str) -> None:
+    """A word of bfloat16 has two."""
+    k, fmt = 147, format_of_kind(kind, half=isa.half)
+    w = floats_of(format_of_kind(kind, half=True), np.random.default_rng(3), 32, k)
+    x, y = activations(5, k), np.full((5, 32), np.nan, np.float32)
+    packed = np.asarray(pack_floats(w, fmt).tensor)
+    build(isa, matmul, 32, k, fmt, isa, accumulate=False)(x, packed, y)
+    exact = x.astype(np.float64) @ w.astype(np.float64).T
+    sums = np.abs(x).astype(np.float64) @ np.abs(w).astype(np.float64).T
+    assert (np.abs(y - exact) <= accumulated(k) * sums).all()
+
+
+@pytest.mark.parametrize("kind", FLOATS)
 @each_isa(where=lambda isa: isa.sums == 2)
 def test_no_fast_rows_of_floats(isa: Isa, kind: str) -> None:
     refuses_fast_rows(isa, kind)

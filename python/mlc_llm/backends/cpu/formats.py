@@ -33,7 +33,8 @@ class WeightFormat:
     In a fixed-point format scales and minima are int16, in units of their row. A group more behind
     the last one begins with the 32 rows' units, float32.
     `bits` 16 and 32 mean plain floats [n/32, k, 32] and no scale, or int32 [n/32, k/2, 32] of
-    bfloat16 (`is_bfloat`): a word has columns 2j and 2j + 1, the first one in its low half.
+    bfloat16 (`is_bfloat`): a word has columns 2j and 2j + 1, the first one in its low half;
+    behind an odd number of columns is a zero.
     """
 
     bits: int
@@ -136,8 +137,7 @@ def padded_rows(rows: int) -> int:
 def tensor_shape(fmt: WeightFormat, n: int, k: int) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of a packed matrix with n (padded) rows and k columns."""
     if fmt.is_bfloat:
-        assert k % 2 == 0, "a word has two columns"
-        return (n // BLOCK, k // 2, BLOCK), "int32"
+        return (n // BLOCK, -(-k // 2), BLOCK), "int32"
     if fmt.is_float:
         return (n // BLOCK, k, BLOCK), f"float{fmt.bits}"
     assert k % (fmt.group * fmt.span) == 0, "columns are whole spans"

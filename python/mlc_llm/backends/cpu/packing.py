@@ -128,7 +128,8 @@ def pack_floats(weights: Array, fmt: WeightFormat) -> Packed:
 
 def _bfloat_words(weights: Array) -> npt.NDArray[np.int32]:
     """Neighbours of each row as bfloat16 in a word."""
-    bits = np.ascontiguousarray(weights, np.float32).view(np.uint32)
+    even = np.pad(weights, ((0, 0), (0, weights.shape[1] % 2)))
+    bits = np.ascontiguousarray(even, np.float32).view(np.uint32)
     assert not (bits & 0xFFFF).any(), "values of more bits than bfloat16 has"
     return (bits[:, ::2] >> 16 | bits[:, 1::2]).view(np.int32)
 
@@ -145,7 +146,7 @@ def unpack(packed: Packed) -> npt.NDArray[np.float32]:
     if fmt.is_float:
         swapped = packed.tensor.transpose(0, 2, 1)
         rows = swapped.reshape(-1, swapped.shape[2])[: packed.rows]
-        return _of_bfloat_words(rows) if fmt.is_bfloat else rows.astype(np.float32)
+        return _of_bfloat_words(rows)[:, :k] if fmt.is_bfloat else rows.astype(np.float32)
     spans = k // fmt.group // fmt.span
     tensor = packed.tensor[:, :spans]
     groups = tensor[..., fmt.unit_words :].reshape(len(tensor), -1, fmt.group_stride)

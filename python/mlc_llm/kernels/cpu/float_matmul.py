@@ -201,6 +201,8 @@ class FloatProduct:
         for i in T.serial(self.k // together):
             for part in T.unroll(together):
                 self.add_column(X, W, sums, block, row, rows, i * together + part)
+        if self.k % together == 1:
+            self.add_column(X, W, sums, block, row, rows, self.k - 1)
         store(Y, sums, 0, block, row, rows, self.lanes, self.accumulate)
 
     @T.inline
