@@ -25,10 +25,13 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.dot import BYTE, Words, weight_values
 from mlc_llm.kernels.cpu.float8 import e4m3
 from mlc_llm.kernels.cpu.prefetch import align_stack
-from mlc_llm.kernels.cpu.row_block import clear, store
+from mlc_llm.kernels.cpu.row_block import clear, each_block, store
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
 from mlc_llm.kernels.types import Buffer, Expr, Index
+
+LANES, ROWS = 16, 8
+"""Vectors of AVX-512, and rows of a row block of plain floats with so many registers."""
 
 
 def weight_floats(
@@ -175,7 +178,7 @@ class FloatProduct:
 
     def __init__(self, n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> None:
         self.k, self.fmt, self.accumulate = k, fmt, accumulate
-        self.apart, self.size = n // BLOCK, isa.row_block
+        self.apart, self.size = n // BLOCK, ROWS if isa.lanes == LANES else isa.row_block
         self.lanes, self.vectors = isa.lanes, BLOCK // isa.lanes
         self.lane = lanes_at(0, isa.lanes)
 
@@ -187,10 +190,7 @@ class FloatProduct:
     @T.inline
     def multiply_rows(self, X, W, Y, block, first, count):
         """`count` rows, from number `first` on."""
-        for t in T.serial(count // self.size):
-            self.multiply_block(X, W, Y, block, first + t * self.size, self.size)
-        for t in T.serial(count % self.size):
-            self.multiply_block(X, W, Y, block, first + count - count % self.size + t, 1)
+        each_block(self.multiply_block, (X, W, Y), block, first, count, self.size)
 
     @T.inline
     def multiply_block(self, X, W, Y, block, row, rows):

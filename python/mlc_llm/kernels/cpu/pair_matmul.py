@@ -33,7 +33,7 @@ from mlc_llm.kernels.cpu.bf16_pairs import L, dot, imported, neighbours
 from mlc_llm.kernels.cpu.float_matmul import FloatProduct, float_weights
 from mlc_llm.kernels.cpu.launches import all_meet, one_launch
 from mlc_llm.kernels.cpu.prefetch import align_stack
-from mlc_llm.kernels.cpu.row_block import clear, store
+from mlc_llm.kernels.cpu.row_block import clear, each_block, store
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
@@ -110,13 +110,13 @@ class PairProduct:
     def multiply(self, P, W, Y, block, m):
         """The first m rows times column block `block`."""
         if self.fmt.is_bfloat:
-            self.multiply_all(P, W, Y, block, m)
+            self.multiply_rows(P, W, Y, block, m, self.pairs)
         elif m >= ROWS:
             U = T.alloc_buffer((1, self.k // 2, BLOCK), "int32")
             self.pair_weights(W, U, block)
-            self.multiply_all(P, U, Y, block, m)
+            self.multiply_rows(P, U, Y, block, m, self.pairs)
         else:
-            self.multiply_few(P, W, Y, block, m, self.made)
+            self.multiply_rows(P, W, Y, block, m, self.made)
 
     @T.inline
     def pair_weights(self, W, U, block):
@@ -126,24 +126,12 @@ class PairProduct:
                 U[0, j, lanes_at(v * L, L)] = self.made(W, block, j, v)
 
     @T.inline
-    def multiply_all(self, P, words, Y, block, m):
-        """All row blocks; words: pairs of weights."""
-        for t in T.serial(m // ROWS):
-            self.multiply_block(P, words, Y, block, t * ROWS, ROWS, self.pairs)
-        self.multiply_few(P, words, Y, block, m, self.pairs)
+    def multiply_rows(self, P, words, Y, block, m, pairs_of):
+        """pairs_of: reads pairs of weights in `words`."""
+        each_block(self.multiply_block, (pairs_of, P, words, Y), block, 0, m, ROWS)
 
     @T.inline
-    def multiply_few(self, P, words, Y, block, m, pairs_of):
-        """Those that are not whole, up to row m; pairs_of: what reads pairs of weights."""
-        if m % ROWS >= 4:
-            self.multiply_block(P, words, Y, block, m // ROWS * ROWS, 4, pairs_of)
-        if m % 4 >= 2:
-            self.multiply_block(P, words, Y, block, m // 4 * 4, 2, pairs_of)
-        if m % 2 == 1:
-            self.multiply_block(P, words, Y, block, m - 1, 1, pairs_of)
-
-    @T.inline
-    def multiply_block(self, P, words, Y, block, row, rows, pairs_of):
+    def multiply_block(self, pairs_of, P, words, Y, block, row, rows):
         """One row block."""
         sums = T.alloc_buffer((rows, VECTORS, L), "float32")
         clear(sums, rows, L)

@@ -49,6 +49,23 @@ def ask_for_group(fmt, W, block, span, group, ahead):
 
 
 @T.inline
+def each_block(compute, buffers, block, first, count, most):
+    """compute(*buffers, block, row, rows) for `count` rows from number `first` on: row blocks of
+    `most` rows (1, 2, 4 or 8), and of those left over four, two and one."""
+    for t in T.serial(count // most):
+        compute(*buffers, block, first + t * most, most)
+    if most > 4:
+        if count % most >= 4:
+            compute(*buffers, block, first + count // most * most, 4)
+    if most > 2:
+        if count % 4 >= 2:
+            compute(*buffers, block, first + count // 4 * 4, 2)
+    if most > 1:
+        if count % 2 == 1:
+            compute(*buffers, block, first + count - 1, 1)
+
+
+@T.inline
 def clear(sums, count, lanes):
     """Sets the float32 sums of `count` rows to zero."""
     for i in T.unroll(count):
