@@ -13,7 +13,7 @@ from mlc_llm.backends.cpu.scratch import float_tensor
 from mlc_llm.backends.operands import AdapterInputs
 from mlc_llm.kernels.cpu.adapter_asks import Factors
 from mlc_llm.kernels.cpu.adapter_groups import group_tokens, table_size
-from mlc_llm.kernels.cpu.adapters import add_adapters
+from mlc_llm.kernels.cpu.adapters import NEVER, add_adapters
 from mlc_llm.kernels.cpu.matmul import can_ask
 
 
@@ -46,7 +46,7 @@ class Adapted:
         columns, width, isa = int(inputs.down.shape[3]), int(y.shape[1]), self._isa
         kernel = add_adapters(
             x.kind, columns, width, inputs.widths, isa.adapter_dtype, isa.lanes, x.eps,
-            asks=not can_ask(fmt, isa),
+            asked_from=isa.row_block if can_ask(fmt, isa) else NEVER,
         )  # fmt: skip
         args = [*x.arguments, *self.factors(inputs), y]
         name = f"{x.kind}_add_adapters"

@@ -47,6 +47,8 @@ from mlc_llm.library.page_format import element_bytes
 
 STEP = 4
 """Rows of `down` that a task multiplies."""
+NEVER = 2**31 - 1
+"""More tokens than a step has."""
 BLOCK, SUMS = 256, 64
 """Columns of y that a task changes, and whose sums are in registers, at most."""
 
@@ -61,10 +63,11 @@ def add_adapters(
     lanes: int,
     eps: float = 0.0,
     *,
-    asks: bool = True,
+    asked_from: int = NEVER,
 ) -> PrimFunc:
     """Kernel of (X, weight, bias, down, up, ranks, slots, groups, y). widths: rows of each part;
-    eps: of a norm; asks: no product has asked the memory for the factors."""
+    eps: of a norm; asked_from: tokens of a step from which on the product has asked the memory for
+    the factors."""
     rows, parts = sum(widths), len(widths)
     block = math.gcd(BLOCK, *widths)
     sums_columns = math.gcd(SUMS, block)
@@ -169,8 +172,8 @@ def add_adapters(
         return u // pieces, u % pieces
 
     @T.inline
-    def multiply_all_down(F, D, R, H, G, pieces):
-        """h of all groups."""
+    def multiply_all_down(F, D, R, H, G, pieces, asks):
+        """h of all groups; asks: no product has asked."""
         for u in T.parallel(pieces * G.count):
             group, piece = T.meta_var(task(u, pieces))
             part, first = T.meta_var(place(piece))
@@ -181,7 +184,7 @@ def add_adapters(
                 in_fours(multiply_down, group, (F, D, H), G, G.slot(group), part, first)
 
     @T.inline
-    def add_all_up(H, U, R, Y, G):
+    def add_all_up(H, U, R, Y, G, asks):
         """y of all groups."""
         groups: T.let[T.int32] = G.count
         for u in T.parallel(blocks * groups):
@@ -227,11 +230,12 @@ def add_adapters(
                 H = T.alloc_buffer((m, parts, r), "float32")
                 pieces = T.alloc_buffer((1,), "int32")
                 count_pieces(R, G, pieces)
+                asks: T.let[T.bool] = m < asked_from
                 if kind == "plain":
                     with one_launch():
                         with all_meet():
-                            multiply_all_down(X, D, R, H, G, pieces[0])
-                        add_all_up(H, U, R, Y, G)
+                            multiply_all_down(X, D, R, H, G, pieces[0], asks)
+                        add_all_up(H, U, R, Y, G, asks)
                 else:
                     F = T.alloc_buffer((m, k), "float32")
                     with one_launch():
@@ -239,7 +243,7 @@ def add_adapters(
                             for i in T.parallel(G.tokens):
                                 make_floats(Given(X, N, BIAS), F, G.token(i))
                         with all_meet():
-                            multiply_all_down(F, D, R, H, G, pieces[0])
-                        add_all_up(H, U, R, Y, G)
+                            multiply_all_down(F, D, R, H, G, pieces[0], asks)
+                        add_all_up(H, U, R, Y, G, asks)
 
     return without(add, *KINDS[kind].unread)
