@@ -102,6 +102,25 @@ def cost(name: Any, seconds: float, divergence: float) -> PrecisionCost:
     return PrecisionCost(name, 256 / seconds, 64.0, 8.0, divergence)
 
 
+def test_the_better_speeds_of_two_times_count() -> None:
+    """Each by itself; what differs from the exact answers does not depend on the time."""
+    first, second = PrecisionCost("fast", 9, 2, 30, 1e-3), PrecisionCost("fast", 8, 3, 31, 5)
+    assert first.faster_of(second) == PrecisionCost("fast", 9, 3, 31, 1e-3)
+
+
+def test_speeds_are_measured_twice(bundle: ModelBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time in the other order."""
+    seen, made = [], precision.create_runner
+
+    def create(given: ModelBundle, config: EngineConfig) -> Any:
+        seen.append(config.precision)
+        return made(given, config)
+
+    monkeypatch.setattr(precision, "create_runner", create)
+    names = [one.precision for one in precision.costs_of(bundle)]
+    assert [one for one in seen if one in names] == names + names[::-1]
+
+
 @pytest.mark.parametrize(
     ("costs", "chosen"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from mlc_llm.precision import PRECISIONS, Precision
@@ -38,6 +38,12 @@ class PrecisionCost:
     def seconds(self) -> float:
         """Of a prompt and an answer."""
         return PROMPT / self.prompt_tokens_per_s + ANSWER / self.answer_tokens_per_s
+
+    def faster_of(self, other: PrecisionCost) -> PrecisionCost:
+        """The same with the higher speed of each kind."""
+        speeds = ("prompt_tokens_per_s", "answer_tokens_per_s", "batch_tokens_per_s")
+        higher = {name: max(getattr(one, name) for one in (self, other)) for name in speeds}
+        return replace(self, **higher)
 
     def astext(self) -> str:
         """One line."""
