@@ -200,6 +200,13 @@ def add_adapters(
                 )
 
     @T.inline
+    def add_to(F, D, U, R, H, Y, G, pieces, asks):
+        """Both products."""
+        with all_meet():
+            multiply_all_down(F, D, R, H, G, pieces, asks)
+        add_all_up(H, U, R, Y, G, asks)
+
+    @T.inline
     def count_pieces(R, G, pieces):
         """pieces[0] = those of `down` that a group has at most."""
         pieces[0] = 0
@@ -233,17 +240,13 @@ def add_adapters(
                 asks: T.let[T.bool] = m < asked_from
                 if kind == "plain":
                     with one_launch():
-                        with all_meet():
-                            multiply_all_down(X, D, R, H, G, pieces[0], asks)
-                        add_all_up(H, U, R, Y, G, asks)
+                        add_to(X, D, U, R, H, Y, G, pieces[0], asks)
                 else:
                     F = T.alloc_buffer((m, k), "float32")
                     with one_launch():
                         with all_meet():
                             for i in T.parallel(G.tokens):
                                 make_floats(Given(X, N, BIAS), F, G.token(i))
-                        with all_meet():
-                            multiply_all_down(F, D, R, H, G, pieces[0], asks)
-                        add_all_up(H, U, R, Y, G, asks)
+                        add_to(F, D, U, R, H, Y, G, pieces[0], asks)
 
     return without(add, *KINDS[kind].unread)
