@@ -42,8 +42,8 @@ def each_isa(
     skipped by name.
 
     with_amx: only those with AMX tiles. Otherwise tests of these and of `vnni-bf16` are slow tests:
-    their kernels are those of other sets, except for fixed-point weights and the attention of fast
-    tokens, which have tests of their own.
+    their kernels are those of other sets, except for fixed-point weights, the attention of fast
+    tokens and their rows of 16-bit floats, which have tests of their own.
     where: only those for which it is true.
     """
     chosen = [isa for isa in ISAS.values() if (isa.amx_tiles or not with_amx) and where(isa)]
@@ -66,10 +66,16 @@ def marks_of(isa: Isa, *, with_amx: bool) -> list[pytest.MarkDecorator]:
     lacking = ", ".join(missing_features(isa.name))
     if not lacking:
         return [pytest.mark.slow] if (isa.amx_tiles or isa.bf16) and not with_amx else []
-    missing = amx_tools.missing() if amx_tools.is_amx(isa) else "emulator for it"
-    missing = arm_tools.missing_programs() if isa in arm_tools.ARM else missing
+    missing = _missing_to_emulate(isa)
     reason = f"no {lacking} here, and no {missing}"
     return [pytest.mark.skipif(bool(missing), reason=reason), pytest.mark.slow]
+
+
+def _missing_to_emulate(isa: Isa) -> str:
+    """What running these kernels on another machine lacks; empty if nothing."""
+    if isa in arm_tools.ARM:
+        return arm_tools.missing_programs()
+    return amx_tools.missing() if amx_tools.is_amx(isa) else "emulator for it"
 
 
 def accumulated(operations: int) -> float:
