@@ -101,11 +101,13 @@ class Ops(Protocol):
         """Columns of the result of `linear` with a matrix of so many rows."""
         ...
 
-    def matrix(self, rows: int, columns: int, kind: str, role: str) -> Matrix:
+    def matrix(
+        self, rows: int, columns: int, kind: str, role: str, kept: range = range(0)
+    ) -> Matrix:
         """kind: the file's tensor type. role: "embedding",
         "qkv", "o", "mlp", "down", "shared", "router", "conv_in", "conv_out", "ssm_in", "ssm_out",
         "delta_in", "delta_out", "mix_in", "mix_out" or "head"; some are more sensitive to rounding
-        than others."""
+        than others. kept: rows of keys and values, which all later tokens read."""
 
     def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> Matrix:
         """The packed matrix of each expert, one behind the other."""

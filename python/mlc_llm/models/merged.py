@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
@@ -9,6 +11,9 @@ from mlc_llm.backends.base import Ops
 from mlc_llm.backends.operands import Input
 from mlc_llm.backends.operands import Part as Columns
 from mlc_llm.models.spec import ModelSpec
+
+KEPT = ("k", "v")
+"""Parts, keys and values, that pages keep: later tokens read them again and again."""
 
 
 class Part(nn.Module):  # type: ignore[misc]
@@ -18,7 +23,8 @@ class Part(nn.Module):  # type: ignore[misc]
 class MergedLinear:
     """Matrices that share an input: one product where their tensor types agree, else one each.
 
-    `owner` gets them as parameters, named as in `kinds` behind `prefix`.
+    `owner` gets them as parameters, named as in `kinds` behind `prefix`. Parts k and v are what
+    pages keep.
     """
 
     def __init__(
@@ -37,7 +43,8 @@ class MergedLinear:
         role = prefix.rstrip(".").split(".")[-1]
         self._matrices = []
         for name, rows in sizes.items():
-            matrix = ops.matrix(rows, columns, spec.kinds[prefix + name], role)
+            kept = _kept(parts if self._is_joined else {name: rows})
+            matrix = ops.matrix(rows, columns, spec.kinds[prefix + name], role, kept)
             setattr(owner, name, matrix)
             self._matrices.append(matrix)
 
@@ -53,3 +60,10 @@ class MergedLinear:
         """The same, each part with its bias."""
         parts = zip(self(x), biases, strict=True)
         return [part._replace(bias=bias) for part, bias in parts]
+
+
+def _kept(parts: dict[str, int]) -> range:
+    """Rows of the keys and values in a matrix of these parts, by their rows."""
+    ends = dict(zip(parts, accumulate(parts.values()), strict=True))
+    kept = [name for name in parts if name in KEPT]
+    return range(ends[kept[0]] - parts[kept[0]], ends[kept[-1]]) if kept else range(0)

@@ -164,11 +164,3 @@ def test_which_matrices_make_a_library_fast(kind: str, is_fast: bool) -> None:
     ops = CpuOps(ALL)
     ops.expert_matrices(2, 32, 64, kind)
     assert ops.is_fast == (kind == "Q4_0"), "experts of floats are exact"
-
-
-def test_routers_stay_exact() -> None:
-    """Their scores decide which experts compute."""
-    ops = CpuOps(ALL)
-    router, other = (ops.matrix(32, 64, "BF16", role) for role in ("router", "head"))
-    assert router.is_exact and not other.is_exact
-    assert not ops.matrix(32, 64, "Q8_0", "router").is_exact, "it counts with one plane"

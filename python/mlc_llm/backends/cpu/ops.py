@@ -50,7 +50,7 @@ from mlc_llm.kernels.cpu.amx_split import can_split
 from mlc_llm.kernels.cpu.edit_logits import edit_logits
 from mlc_llm.kernels.cpu.elementwise import beside, changed
 from mlc_llm.kernels.cpu.embedding import embedding
-from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
+from mlc_llm.kernels.cpu.matmul import has_fast_rows, has_one_plane, matmul
 from mlc_llm.kernels.cpu.pair_matmul import has_pairs
 from mlc_llm.kernels.cpu.rows import chosen_logits, spread, take_rows
 from mlc_llm.kernels.cpu.sampling import CHUNK, sample
@@ -66,15 +66,22 @@ FAST_ROLES = ("o", "mlp", "down")
 class PackedMatrix(nn.Module):  # type: ignore[misc]
     """The parameter of a packed matrix [rows, columns]; its packed rows are padded.
 
-    is_exact: no row is computed faster, in no precision.
+    exact: rows of the matrix whose results are exact in every precision.
     """
 
     def __init__(
-        self, rows: int, columns: int, fmt: WeightFormat, *, is_fast: bool, is_exact: bool = False
+        self,
+        rows: int,
+        columns: int,
+        fmt: WeightFormat,
+        *,
+        is_fast: bool,
+        exact: range = range(0),
     ) -> None:
         self.rows, self.columns, self.fmt = padded_rows(rows), columns, fmt
-        self.is_fast, self.is_exact = is_fast, is_exact
+        self.is_fast, self.exact = is_fast, exact
         self.packed = nn.Parameter(*tensor_shape(fmt, self.rows, columns))
+        self.is_exact = len(exact) == rows
 
 
 class CpuOps(AttentionOps, PlainRows):
@@ -100,7 +107,9 @@ class CpuOps(AttentionOps, PlainRows):
     def padded_rows(self, rows: int) -> int:
         return padded_rows(rows)
 
-    def matrix(self, rows: int, columns: int, kind: str, role: str) -> PackedMatrix:
+    def matrix(
+        self, rows: int, columns: int, kind: str, role: str, kept: range = range(0)
+    ) -> PackedMatrix:
         fmt = format_of_kind(kind, half=self._isa.half, fixed_point=self._isa.amx_tiles)
         in_pairs = has_pairs(fmt, self._isa, columns)
         # Eight bits of queries, keys and values would cost most of the accuracy; bfloat16 does not.
@@ -109,8 +118,8 @@ class CpuOps(AttentionOps, PlainRows):
         self.has_fast_tokens |= is_fast
         self._note(fmt, is_fast or in_pairs)
         # A router's scores decide which experts compute, and take hardly any time.
-        is_exact = role == "router" and fmt.is_float
-        return PackedMatrix(rows, columns, fmt, is_fast=is_fast, is_exact=is_exact)
+        exact = range(rows) if role == "router" else kept if has_one_plane(fmt) else range(0)
+        return PackedMatrix(rows, columns, fmt, is_fast=is_fast, exact=exact)
 
     def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> ExpertStack:
         fmt = format_of_kind(kind, half=self._isa.half, fixed_point=self._isa.amx_tiles)
@@ -119,8 +128,7 @@ class CpuOps(AttentionOps, PlainRows):
 
     def _note(self, fmt: WeightFormat, has_fast_rows: bool) -> None:
         """A product reads matrices of this format."""
-        has_one_plane = not (fmt.reads_floats or fmt.is_fixed_point)
-        self.is_fast |= self._isa.one_plane and (has_one_plane or has_fast_rows)
+        self.is_fast |= self._isa.one_plane and (has_one_plane(fmt) or has_fast_rows)
 
     def tied_head(self, embedding: PackedMatrix) -> PackedMatrix:
         return embedding
@@ -215,7 +223,8 @@ class CpuOps(AttentionOps, PlainRows):
         isa = replace(self._isa, one_plane=False) if matrix.is_exact else self._isa
         kernel = matmul(
             matrix.rows, matrix.columns, matrix.fmt, isa,
-            accumulate=add, fast=has_fast, split=split, asks=asks, source=source,
+            accumulate=add, fast=has_fast, split=split, exact=matrix.exact, asks=asks,
+            source=source,
         )  # fmt: skip
         args += [matrix.packed, *([] if fast is None else [fast])]
         if inputs is not None and asks is not None:

@@ -69,8 +69,10 @@ class RecordingOps(CpuOps):
     def _experts(self, spec: ExpertsSpec, matrices: ExpertMatrices) -> RecordingExperts:
         return RecordingExperts(spec, matrices, self._isa, self._scratch)
 
-    def matrix(self, rows: int, columns: int, kind: str, role: str) -> PackedMatrix:
-        return RecordingMatrix(super().matrix(rows, columns, kind, role))
+    def matrix(
+        self, rows: int, columns: int, kind: str, role: str, kept: range = range(0)
+    ) -> PackedMatrix:
+        return RecordingMatrix(super().matrix(rows, columns, kind, role, kept))
 
     def _is_split(self, matrix: PackedMatrix, fast: Tensor | None) -> bool:
         """What is recorded are floats as the matrix reads them."""

@@ -96,7 +96,9 @@ class CudaOps(AttentionOps, ChoiceOps, PlainOps, RowOps, RwkvOps, StateOps):
     def padded_rows(self, rows: int) -> int:
         return padded_rows(rows)
 
-    def matrix(self, rows: int, columns: int, kind: str, role: str) -> PackedMatrix:
+    def matrix(
+        self, rows: int, columns: int, kind: str, role: str, kept: range = range(0)
+    ) -> PackedMatrix:
         is_rounded = role not in EXACT_ROLES.get(self._precision, (role,))
         is_fast, planes = is_rounded and not self.is_fast, 1 if is_rounded and self.is_fast else 2
         self.has_fast_tokens |= is_fast

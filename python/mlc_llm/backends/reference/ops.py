@@ -97,7 +97,9 @@ class ReferenceOps(PlainRows):
     def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks:
         return AttentionBlocks(1, 1, 1)
 
-    def matrix(self, rows: int, columns: int, kind: str, role: str) -> Matrix:
+    def matrix(
+        self, rows: int, columns: int, kind: str, role: str, kept: range = range(0)
+    ) -> Matrix:
         return Matrix(rows, columns)
 
     def tied_head(self, embedding: Matrix) -> Matrix:

@@ -40,6 +40,11 @@ class Factors(NamedTuple):
         """Elements of a cache line."""
         return LINE_BYTES // element_bytes(self.dtype)
 
+    @property
+    def blocks(self) -> int:
+        """Column blocks of the matrix."""
+        return -(-sum(self.widths) // BLOCK)
+
 
 @record(eq=False)
 class Asked:
@@ -58,7 +63,6 @@ class Turn:
 
     asked: Asked
     block: Index
-    blocks: int
     number: Index
     count: Index
     """Row blocks of the task."""
@@ -68,18 +72,18 @@ class Turn:
 def ask_for_factors(turn, step, steps):
     """What a row block asks for at one of its steps; past the ends nothing happens."""
     asked = T.meta_var(turn.asked)
-    line = T.meta_var(asked.factors.line)
+    line, blocks = T.meta_var((asked.factors.line, asked.factors.blocks))
     together = T.meta_var(block_rows(asked.factors.widths))
     groups: T.let[T.int32] = asked.groups.count
     for i in T.serial(T.ceildiv(groups - turn.number, turn.count)):
         number: T.let[T.int32] = turn.number + i * turn.count
         piece: T.let[T.int32] = turn.block * groups + number
-        other: T.let[T.int32] = asked.groups.slot(piece // turn.blocks)
+        other: T.let[T.int32] = asked.groups.slot(piece // blocks)
         lines = T.meta_var(asked.ranks[other] * -(-asked.factors.k // line))
-        share: T.let[T.int32] = T.ceildiv(lines, turn.blocks)
+        share: T.let[T.int32] = T.ceildiv(lines, blocks)
         for n in T.serial(T.ceildiv(share - step, steps)):
             for part in T.unroll(len(asked.factors.widths)):
-                at = T.meta_var(piece % turn.blocks * share + step + n * steps)
+                at = T.meta_var(piece % blocks * share + step + n * steps)
                 T.evaluate(prefetch(asked.down, other, part, 0, at * line))
         slot: T.let[T.int32] = asked.groups.slot(number)
         rank: T.let[T.int32] = asked.ranks[slot]

@@ -24,7 +24,7 @@ from mlc_llm.kernels.cpu.amx_blocking import VECTORS
 from mlc_llm.kernels.cpu.amx_fast_product import FastProduct
 from mlc_llm.kernels.cpu.amx_pipeline import L, Pipeline
 from mlc_llm.kernels.cpu.bf16 import TILE_ROWS, round_pair, tiles_shape
-from mlc_llm.kernels.cpu.integer_matmul import IntegerProduct
+from mlc_llm.kernels.cpu.integer_product import IntegerProduct
 from mlc_llm.kernels.cpu.tile_weights import PART_ROWS, tile_weights
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
 

@@ -35,7 +35,7 @@ from mlc_llm.kernels.cpu.claims import CLAIMED, SEEN, STATE, can_claim, claim, c
 from mlc_llm.kernels.cpu.fixed_point import least_gemm_rows
 from mlc_llm.kernels.cpu.fixed_point_gemv import FixedPointGemv
 from mlc_llm.kernels.cpu.float_matmul import DequantisedProduct, FloatProduct
-from mlc_llm.kernels.cpu.integer_matmul import IntegerProduct
+from mlc_llm.kernels.cpu.integer_product import IntegerProduct
 from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.quant_blocks import row_width
 from mlc_llm.kernels.cpu.vectors import SCHEDULED

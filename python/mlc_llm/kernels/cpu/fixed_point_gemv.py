@@ -58,7 +58,7 @@ class FixedPointGemv:
     def __init__(self, n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> None:
         self.k, self.fmt, self.isa, self.accumulate = k, fmt, isa, accumulate
         self.groups = k // fmt.group
-        # A single row goes through the streams side by side (see `integer_matmul.py`).
+        # A single row goes through the streams side by side (see `integer_product.py`).
         self.streams = 1 if n // BLOCK % 2 else 2
         self.apart = n // BLOCK // self.streams
         self.ahead = words_ahead(fmt, self.streams)

@@ -53,6 +53,11 @@ def can_quantize(fmt: WeightFormat, isa: Isa, *, fast: bool = False) -> bool:
     return isa.integer and not (fmt.is_float or on_tiles or fmt.reads_floats)
 
 
+def has_one_plane(fmt: WeightFormat) -> bool:
+    """Whether `one_plane` kernels count this format's products with one plane."""
+    return not (fmt.reads_floats or fmt.is_fixed_point)
+
+
 def can_ask(fmt: WeightFormat, isa: Isa) -> bool:
     """Whether the product can ask the memory for the factors of adapters. With AMX nothing is
     gained: reading takes as long beside products as after them."""
@@ -69,6 +74,7 @@ def matmul(
     accumulate: bool,
     fast: bool = False,
     split: bool = False,
+    exact: range = range(0),
     asks: Factors | None = None,
     source: Source | None = None,
 ) -> tvm.tirx.PrimFunc:
@@ -80,6 +86,7 @@ def matmul(
     accumulate: add to Y in place (the residual stream) instead of overwriting it.
     fast (where `has_fast_rows`): int32 [1] comes before Y, the number of fast rows. These are the
     first ones; they count with one plane, or all is bfloat16. Every other row is computed exactly.
+    exact: rows of the matrix that count with all planes in `one_plane` too, where planes count.
     split (where `can_split`): every number is taken as two of bfloat16, for rows of whole texts.
     asks (where `can_ask`): `down`, `up`, `ranks`, `slots` and `groups` of adapters come before Y,
     and the memory is asked for them (`adapter_asks.py`).
@@ -99,7 +106,9 @@ def matmul(
         return dequantised_matmul(n, k, fmt, isa, accumulate)
     if fast and isa.amx_tiles:
         return fast_integer_matmul(n, k, fmt, isa, accumulate=accumulate)
-    return integer_matmul(n, k, fmt, isa, accumulate, fast=fast, asks=asks, source=source)
+    return integer_matmul(
+        n, k, fmt, isa, accumulate, fast=fast, exact=exact, asks=asks, source=source
+    )
 
 
 def _of_floats(

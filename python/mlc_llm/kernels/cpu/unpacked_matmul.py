@@ -11,7 +11,7 @@
               for row_block in row blocks of the panel:
                 sums = S[block, row_block]                                in registers
                 for g in groups of the k block:
-                  sums += a group, as in `integer_matmul.py`              the same bits
+                  sums += a group, as in `integer_product.py`             the same bits
                 S[block, row_block] = sums
         Y[panel, blocks] (+)= S
 
@@ -61,11 +61,13 @@ LANES, VECTORS = 16, BLOCK // 16
 
 
 class UnpackedProduct:
-    """A product of both planes of activations, or of the high plane alone."""
+    """A product of both planes of activations, or of the high plane alone, and some column
+    blocks."""
 
     def __init__(
-        self, n: int, k: int, fmt: WeightFormat, planes: int, sums: int, accumulate: bool
+        self, blocks: range, k: int, fmt: WeightFormat, planes: int, sums: int, accumulate: bool
     ) -> None:
+        self.first_block, count = blocks.start, len(blocks)
         self.fmt, self.planes, self.accumulate = fmt, planes, accumulate
         self.is_high = planes < sums
         self.groups, self.quads = k // fmt.group, fmt.group // 4
@@ -77,11 +79,10 @@ class UnpackedProduct:
         self.words = self.scale + 2
         row_bytes = min(k, PART) // fmt.group * 4 * self.words
         self.panel = min(PANEL_BYTES // row_bytes, TURN) // ROWS
-        blocks = n // BLOCK
         self.task_blocks = next(
-            c for c in (4, 2, 1) if c == 1 or (blocks % c == 0 and blocks >= 16 * c)
+            c for c in (4, 2, 1) if c == 1 or (count % c == 0 and count >= 16 * c)
         )
-        self.column_tasks = blocks // self.task_blocks
+        self.column_tasks = count // self.task_blocks
         self.most_tasks = self.column_tasks * -(-TURN // (ROWS * self.panel))
 
     @T.inline
@@ -120,8 +121,9 @@ class UnpackedProduct:
                 claim(claims, state, at, tasks)
                 while state[CLAIMED] < tasks:
                     panel: T.let[T.int32] = state[CLAIMED] % panels
+                    column: T.let[T.int32] = state[CLAIMED] // panels * self.task_blocks
                     self.add_panel(
-                        *(P, W, Y, U, F, S, state[CLAIMED] // panels * self.task_blocks, panel),
+                        *(P, W, Y, U, F, S, self.first_block + column, panel),
                         T.min(self.panel, row_blocks - panel * self.panel),
                         *(first + panel * self.panel * ROWS, last),
                     )
