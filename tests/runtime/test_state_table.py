@@ -9,26 +9,36 @@ import pytest
 from mlc_llm.runtime.limits import state_slots
 from mlc_llm.runtime.state_table import EMPTY, StateTable
 
-SEQUENCES = 4
+SEQUENCES, DRAFTS = 4, 5
 
 
 class Slots:
     """A table, and slots that hold the tokens of a sequence where a model holds a state."""
 
     def __init__(self) -> None:
-        self.table = StateTable(SEQUENCES)
-        self.slots: list[tuple[int, ...]] = [()] * state_slots(SEQUENCES)
+        self.table = StateTable(SEQUENCES, DRAFTS)
+        self.slots: list[tuple[int, ...]] = [()] * state_slots(SEQUENCES, DRAFTS)
         self.tokens: dict[int, tuple[int, ...]] = {}
-        self.before: dict[int, tuple[int, ...]] = {}
-        """Tokens before the last step, where it can be undone."""
+        self.before: dict[int, list[int]] = {}
+        """Numbers of tokens to which the last step can be undone."""
 
     def step(
-        self, rows: list[tuple[int, tuple[int, ...]]], keep: dict[int, list[int]] | None = None
+        self,
+        rows: list[tuple[int, tuple[int, ...]]],
+        keep: dict[int, list[int]] | None = None,
+        drafted: dict[int, int] | None = None,
     ) -> None:
         """Computes the rows in order, as a kernel does."""
+        drafted = drafted or {}
+        for one in self.before:  # no draft token of an earlier step is undone alone
+            self.before[one] = self.before[one][:1]
         for seq_id in {seq_id for seq_id, _ in rows}:
-            self.before[seq_id] = self.tokens[seq_id]
-        numbers = self.table.place([(seq_id, len(new)) for seq_id, new in rows], keep or {})
+            self.before[seq_id] = [len(self.tokens[seq_id])]
+        sizes = [(seq_id, len(new)) for seq_id, new in rows]
+        for seq_id, count in sizes:
+            end = len(self.tokens[seq_id]) + count
+            self.before[seq_id] += range(end - drafted.get(seq_id, 0), end)
+        numbers = self.table.place(sizes, keep or {}, drafted)
         new = [token for _, tokens in rows for token in tokens]
         whose = [seq_id for seq_id, tokens in rows for _ in tokens]
         first = 0
@@ -47,9 +57,7 @@ class Slots:
         assert self.table.lengths() == {i: len(tokens) for i, tokens in self.tokens.items()}
         assert self.slots[EMPTY] == ()
         for seq_id, one in self.table._sequences.items():
-            held = {**one.kept, one.length: one.slot}
-            if one.slot_before is not None:
-                held[one.length_before] = one.slot_before
+            held = {**one.undo, **one.kept, one.length: one.slot}
             for length, slot in held.items():
                 assert self.slots[slot] == self.tokens[seq_id][:length]
 
@@ -76,7 +84,11 @@ def test_every_sequence_has_its_own_state(seed: int) -> None:
             cut = rng.randint(0, len(rows))
             parts = [(one, new[:2]) for one, new in rows[:cut]]
             parts += [(one, new[2:] if i < cut else new) for i, (one, new) in enumerate(rows)]
-            slots.step([part for part in parts if part[1]], keep)
+            drafting = [one for one, new in rows[cut:] if len(new) > 1][:1]
+            drafted = {
+                one: rng.randint(1, min(DRAFTS, len(dict(rows)[one]) - 1)) for one in drafting
+            }
+            slots.step([part for part in parts if part[1]], keep, drafted)
         elif act == "fork" and alive and len(alive) < SEQUENCES:
             parent = rng.choice(alive)
             if slots.tokens[parent]:
@@ -93,9 +105,9 @@ def test_every_sequence_has_its_own_state(seed: int) -> None:
                 slots.tokens[one] = slots.tokens[one][:length]
         elif act == "undo" and slots.before:
             one = rng.choice(list(slots.before))
-            before = slots.before.pop(one)
-            slots.table.rollback(one, len(slots.tokens[one]) - len(before))
-            slots.tokens[one] = before
+            length = rng.choice(slots.before.pop(one))
+            slots.table.rollback(one, len(slots.tokens[one]) - length)
+            slots.tokens[one] = slots.tokens[one][:length]
         elif act == "remove" and alive:
             one = rng.choice(alive)
             slots.table.remove(one)
@@ -139,4 +151,23 @@ def test_the_first_and_the_last_places_are_kept() -> None:
     assert table.lengths() == {0: 4, 1: 15} and table.kept(0) == (4,)
     with pytest.raises(AssertionError, match="cannot be cut"):
         table.fork(1, 2, 9)
+    table.check_integrity()
+
+
+def test_draft_tokens_are_undone_one_by_one_until_the_next_step() -> None:
+    table = StateTable(1, DRAFTS)
+    table.add(0)
+    table.place([(0, 10)])
+    assert len(table.place([(0, 4)], drafted={0: 3})) == 4 * 4
+    with pytest.raises(AssertionError, match="cannot be cut"):
+        table.rollback(0, 5)
+    table.rollback(0, 2)
+    assert table.lengths() == {0: 12}
+    with pytest.raises(AssertionError, match="cannot be cut"):
+        table.rollback(0, 1)
+    for _ in range(3 * DRAFTS):  # all are accepted, and none is rolled back
+        table.place([(0, 1 + DRAFTS)], drafted={0: DRAFTS})
+    table.place([(0, 1)])
+    with pytest.raises(AssertionError, match="cannot be cut"):
+        table.rollback(0, 2)
     table.check_integrity()

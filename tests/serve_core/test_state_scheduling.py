@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from core_harness import Harness, prompt_of
+from spec_tools import Seer, drafted, speculative
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.runtime.batch import Batch, BatchOutput
+from mlc_llm.runtime.limits import DRAFT_STATES
 from mlc_llm.testing.fake_runner import FakeRunner
 
 
@@ -20,9 +22,11 @@ class StateRunner(FakeRunner):
 
     def __init__(self, **limits: Any) -> None:
         super().__init__(**limits)
-        self.limits = replace(self.limits, has_states=True)
+        self.limits = replace(self.limits, has_states=True, draft_states=DRAFT_STATES)
         self.forks = 0
         self.kept: dict[int, set[int]] = {}
+        self.drafted: dict[int, range] = {}
+        """Numbers of tokens to which the last step can be undone."""
 
     def add_sequence(self, seq_id: int) -> None:
         super().add_sequence(seq_id)
@@ -39,12 +43,18 @@ class StateRunner(FakeRunner):
 
     def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
         length = self.sequences[seq_id].length - num_tokens
-        assert num_tokens == 0 or length in self.kept[seq_id], "state is cut"
+        places = {*self.kept[seq_id], *self.drafted.pop(seq_id, ())}
+        assert num_tokens == 0 or length in places, "state is cut"
         super().rollback_sequence(seq_id, num_tokens)
         self.kept[seq_id] = {at for at in self.kept[seq_id] if at <= length}
 
     def run(self, batch: Batch) -> BatchOutput:
+        self.drafted.clear()
+        assert sum(max(len(row.samplings) - 1, 0) for row in batch.rows) <= DRAFT_STATES
         for row in batch.rows:
+            end = self.sequences[row.seq_id].length + len(row.token_ids)
+            if len(row.samplings) > 1:
+                self.drafted[row.seq_id] = range(end - len(row.samplings) + 1, end)
             length = self.sequences[row.seq_id].length
             inside = range(max(length, 1), length + len(row.token_ids))
             assert all(at in inside for at in row.keep_states), "kept outside of the row"
@@ -135,6 +145,22 @@ def test_several_that_preempt_each_other(num_pages: int) -> None:
         for i in range(5):
             harness.add(str(i), prompt_of(20 + 9 * i, i), max_tokens=60, seed=i, temperature=1.0)
         found.append({name: seen.tokens for name, seen in harness.run().items()})
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("num_pages", [16, 40])
+def test_draft_tokens(num_pages: int, seed: int) -> None:
+    """Each state is cut where it is kept, and no text changes."""
+    found = []
+    for kind in (StateRunner, FakeRunner):
+        runner = kind(num_pages=num_pages, max_num_sequence=4)
+        harness = speculative(Seer(seed), runner, most=16)
+        for i in range(5):
+            config = {"max_tokens": 40 + i, "n": 1 + (i + seed) % 2, "seed": i, "temperature": 1.0}
+            harness.add(str(i), prompt_of(20 + 9 * i, i % 2), stop_strs=["e"] * (i % 2), **config)
+        found.append({name: seen.tokens for name, seen in harness.run(limit=4000).items()})
+        assert drafted(harness)[1] > 0
     assert found[0] == found[1]
 
 

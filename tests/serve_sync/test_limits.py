@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlc_llm.errors import InvalidField, UserError
+from mlc_llm.runtime.limits import DRAFT_STATES
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import (
     STREAM_LENGTH,
@@ -217,13 +218,17 @@ def test_too_little_memory_says_what_takes_it() -> None:
         complete_config(EngineConfig(mode="server"), wide, GB)
 
 
-def test_states_are_counted_and_cannot_be_rolled_back() -> None:
+def test_states_are_counted_and_rolled_back_where_they_are_kept() -> None:
     with_states = replace(SMALL, state_bytes=1000)
     config = EngineConfig(max_num_sequence=8, speculative_mode="disable")
     plain, more = (complete_config(config, size, 8 * GB)[1] for size in (SMALL, with_states))
     assert more.total(0) - plain.total(0) == (4 * 8 + 2) * 1000
-    with pytest.raises(InvalidField, match=r"speculative_mode.*this model keeps states"):
-        infer_limits(EngineConfig(speculative_mode="prompt_lookup"), with_states)
+    drafting = replace(config, speculative_mode="prompt_lookup")
+    plain, more = (complete_config(drafting, size, 8 * GB)[1] for size in (SMALL, with_states))
+    assert more.total(0) - plain.total(0) == (4 * 8 + 2 + DRAFT_STATES) * 1000
+    eagle = EngineConfig(speculative_mode="eagle", additional_models=["head"])
+    with pytest.raises(InvalidField, match=r"speculative_mode = 'eagle'.*this model keeps states"):
+        infer_limits(eagle, with_states)
     with pytest.raises(InvalidField, match=r"sliding_window_size = 128.*keeps states"):
         infer_limits(EngineConfig(sliding_window_size=128), with_states)
     drafted = replace(SMALL, draft=with_states)

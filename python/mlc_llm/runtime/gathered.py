@@ -80,6 +80,13 @@ def kept_states_of(rows: Sequence[BatchRow]) -> dict[int, Sequence[int]]:
     return {row.seq_id: row.keep_states for row in rows if row.keep_states}
 
 
+def drafted_of(rows: Sequence[BatchRow]) -> dict[int, int]:
+    """By sequence: how many draft tokens its row ends with, if with any."""
+    if type(rows) is DecodeRows:
+        return {}
+    return {row.seq_id: len(row.samplings) - 1 for row in rows if len(row.samplings) > 1}
+
+
 def _by_column(rows: DecodeRows, vocab_size: int) -> Gathered:
     if rows.tokens is None:
         tokens = array("i", bytes(4 * len(rows)))

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from mlc_llm.library.metadata import KVInfo
 from mlc_llm.runtime.limits import RunnerLimits, Window
 from mlc_llm.runtime.page_table import Numbers, PageTable
-from mlc_llm.runtime.state_table import NOTHING, StateTable
+from mlc_llm.runtime.state_table import NO_DRAFTS, NOTHING, StateTable
 from mlc_llm.runtime.steady_rows import Placement
 
 CopyGroupPages = Callable[[int, list[int], list[int]], None]
@@ -102,11 +102,12 @@ class KVCache:
         copy_pages: CopyGroupPages,
         windows: Sequence[Window | None],
         *,
-        has_states: bool = False,
+        states: StateTable | None = None,
         follows: int | None = None,
     ) -> None:
-        """pages, windows: of each group. follows: the group of a draft head."""
-        self._states = StateTable(max_num_sequence) if has_states else None
+        """pages, windows: of each group. states: of recurrent layers. follows: the group of a draft
+        head."""
+        self._states = states
         self._tables = [
             PageTable(
                 group, info.page_size, pages[g], max_num_sequence,
@@ -198,11 +199,13 @@ class KVCache:
         rows: Sequence[tuple[int, int]],
         fast: int = 0,
         keep: Mapping[int, Sequence[int]] = NOTHING,
+        drafted: Mapping[int, int] = NO_DRAFTS,
         *,
         drafts: bool = False,
     ) -> Placements:
-        """See `PageTable.place`, and `StateTable.place` for `keep`. Raises RequestError before any
-        change if pages lack. The same object as before: its numbers have changed where they lie."""
+        """See `PageTable.place`, and `StateTable.place` for `keep` and `drafted`. Raises
+        RequestError before any change if pages lack. The same object as before: its numbers have
+        changed where they lie."""
         position = self._positions(rows) if self._main in self._windowed else None
         lasts = None if self._follows is None else self._last_slots(rows)
         groups = self._place_pages(rows, fast, drafts=drafts)
@@ -211,7 +214,7 @@ class KVCache:
             if lasts is not None and last.previous is not None:
                 last.previous[:] = lasts
             return last
-        state_rows = None if self._states is None else self._states.place(rows, keep)
+        state_rows = None if self._states is None else self._states.place(rows, keep, drafted)
         previous = None
         if self._follows is not None and lasts is not None:
             previous = _previous(rows, lasts, groups[self._follows])

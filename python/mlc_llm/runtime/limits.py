@@ -15,6 +15,8 @@ LEAST_SCORES = 16
 MOST_SCORES = 128
 KEPT_STATES = 2
 """Earlier states that a sequence keeps: as many beginnings that others can take over."""
+DRAFT_STATES = 8
+"""Draft tokens in a step of a model with states. Each of them costs a state's memory."""
 RANK_STEP = 8
 """Memory for adapters is for a multiple of this rank."""
 MOST_REPEATED = 256
@@ -75,10 +77,10 @@ class AdapterLimits:
 NO_ADAPTERS = AdapterLimits(0, 0)
 
 
-def state_slots(sequences: int) -> int:
-    """Slots for the states of so many sequences: of each the last two and those it keeps; an empty
-    slot, and one for a state in the middle of a step."""
-    return (2 + KEPT_STATES) * sequences + 2
+def state_slots(sequences: int, draft_tokens: int = 0) -> int:
+    """Slots for the states of so many sequences: of each the last two and those it keeps; of each
+    draft token of a step; an empty slot, and one for a state in the middle of a step."""
+    return (2 + KEPT_STATES) * sequences + draft_tokens + 2
 
 
 def score_rows(vocab_size: int) -> int:
@@ -106,7 +108,10 @@ class RunnerLimits:
     """Windows of layers that see less than those; there are always enough pages for them."""
     has_states: bool = False
     """Some layers keep a state for each sequence, which cannot be cut at a token: a sequence is
-    forked at its end and where its state is kept, and rolled back to there only."""
+    forked at its end and where its state is kept, and rolled back to there only, or to where
+    its last step began, or to draft tokens of it."""
+    draft_states: int = 0
+    """Draft tokens in a step whose states are kept, so that they can be rolled back."""
     hidden_size: int = 0
     """Numbers of a hidden vector."""
     precision: Precision = "exact"

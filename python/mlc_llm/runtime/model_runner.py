@@ -42,6 +42,7 @@ from mlc_llm.runtime.model_step import HIDDEN, LOGITS, MakeStep, ModelStep, Size
 from mlc_llm.runtime.packed_file import ReadWeights, read_packed
 from mlc_llm.runtime.prepared import Preparation
 from mlc_llm.runtime.sampler import NOT_FINITE, Choice, Sampler
+from mlc_llm.runtime.state_table import StateTable
 from mlc_llm.runtime.step_inputs import StepNumbers, Taken
 from mlc_llm.runtime.transfer import Transfer
 
@@ -86,10 +87,11 @@ class ModelRunner:
         make_step: MakeStep = ModelStep,
         kv_cache: KVCacheDtype = "auto",
         tower: ImageRunner | None = None,
+        draft_states: int = 0,
     ) -> None:
         """library, weights: folders made by the compiler. precision, kv_cache: what it has to be
         for. read: gives what is in the folder `weights`. make_step: makes what computes. tower:
-        for a library that is for images.
+        for a library that is for images. draft_states: as of `RunnerLimits`.
 
         Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
         """
@@ -98,7 +100,7 @@ class ModelRunner:
         metadata, device, info = self.metadata, self._library.device, self.metadata.kv
         windows = group_windows(info, window)
         images = self._image_rows(windows, device)
-        sizes = Sizes(num_pages, max_num_sequence, max_batch_tokens, context_window)
+        sizes = Sizes(num_pages, max_num_sequence, max_batch_tokens, context_window, draft_states)
         self._limits = limits = limits_of(
             metadata, sizes, windows, precision, adapters=adapters,
             image_tokens=0 if tower is None else tower.tokens,
@@ -108,7 +110,8 @@ class ModelRunner:
         self._step = make_step(self._library, read(weights), limits, window)
         self._cache = KVCache(
             info, self._step.page_counts, max_num_sequence, self._copy_pages, windows,
-            has_states=bool(metadata.states), follows=metadata.eagle_group,
+            states=StateTable(max_num_sequence, draft_states) if metadata.states else None,
+            follows=metadata.eagle_group,
         )  # fmt: skip
         self._repeated = self._repeating(device)
         self._limits = self._with_overlap(limits)

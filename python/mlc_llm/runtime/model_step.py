@@ -40,6 +40,7 @@ class Sizes(NamedTuple):
     max_num_sequence: int
     max_batch_tokens: int
     context_window: int
+    draft_states: int = 0
 
 
 def limits_of(
@@ -118,7 +119,8 @@ class ModelStep:
         """Of each group of layers. Behind them is one that no sequence has, if steps repeat."""
         self.repeats = device.repeats() if self.has_all_heads else None
         spares = 0 if self.repeats is None else 1
-        self.page_size, self.spare_state = info.kv.page_size, state_slots(limits.max_num_sequence)
+        self.page_size = info.kv.page_size
+        self.spare_state = state_slots(limits.max_num_sequence, limits.draft_states)
         self.pages = allocate_pages(info.kv, [n + spares for n in self.page_counts], device)
         self.states = allocate_states(info.states, self.spare_state + spares, device)
         slots = limits.adapters

@@ -14,7 +14,14 @@ from mlc_llm.runtime.adapters import adapter_slots
 from mlc_llm.runtime.batch import BatchRow
 from mlc_llm.runtime.decode_rows import DecodeRows, SameRows
 from mlc_llm.runtime.fast_tokens import FastTokens
-from mlc_llm.runtime.gathered import Numbers, check_tokens, gathered, kept_states_of, sizes_of
+from mlc_llm.runtime.gathered import (
+    Numbers,
+    check_tokens,
+    drafted_of,
+    gathered,
+    kept_states_of,
+    sizes_of,
+)
 from mlc_llm.runtime.image_rows import ImageRows, without_ids
 from mlc_llm.runtime.kv_cache import KVCache
 from mlc_llm.runtime.limits import RunnerLimits
@@ -95,9 +102,8 @@ class Preparation:
         self._same = None
         rows, tokens, logit_rows = self._fast.arranged(rows, tokens, logit_rows)
         adapters, images = adapter_slots(rows) if self._limits.adapters.slots else None, None
-        placed = self._cache.place(
-            sizes_of(rows), self._fast.count, kept_states_of(rows), drafts=self._drafts
-        )
+        cuts = (kept_states_of(rows), drafted_of(rows)) if self._limits.has_states else ()
+        placed = self._cache.place(sizes_of(rows), self._fast.count, *cuts, drafts=self._drafts)
         if self._images is not None:
             images, placed = self._images.given(rows, placed)
         return StepNumbers(tokens, placed, logit_rows, self._fast.count, adapters, images)

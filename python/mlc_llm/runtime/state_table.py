@@ -4,7 +4,7 @@ A recurrent layer keeps numbers of fixed size for a sequence. They lie in a slot
 sequence has the same slot in all layers. A step reads one slot and writes another one, so:
 
 * no slot is written twice: a fork shares its parent's slot, and nothing is copied;
-* the last step of a sequence can be undone;
+* the last step of a sequence can be undone, and draft tokens of it one by one;
 * states in the middle of a step can be kept: its row is cut there into several, which are computed
   one behind the other, and a slot gets what lies between them.
 
@@ -24,6 +24,7 @@ from mlc_llm.runtime.limits import KEPT_STATES, state_slots
 
 Numbers: TypeAlias = "array[int]"
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
+NO_DRAFTS: Mapping[int, int] = MappingProxyType({})
 EMPTY = 0
 """The slot of a sequence without tokens: all zeros, and never written."""
 
@@ -34,27 +35,29 @@ class SequenceState:
 
     slot: int = EMPTY
     length: int = 0
-    slot_before: int | None = None
-    """Before its last step; None: there was none, or it was undone."""
-    length_before: int = 0
+    undo: dict[int, int] = field(default_factory=dict)
+    """Slots of the state before its last step, and of those behind fewer draft tokens, by their
+    number of tokens; none if there was no step, or if something of it was undone."""
     kept: dict[int, int] = field(default_factory=dict)
     """Slots of its states behind fewer tokens, by their number."""
     wanted: frozenset[int] = frozenset()
     """Where the step that runs keeps a state."""
+    drafted: range = range(0)
+    """Where it keeps one until the next step."""
 
     @property
     def owned(self) -> tuple[int, ...]:
         """All its slots."""
-        last = (self.slot,) if self.slot_before is None else (self.slot, self.slot_before)
-        return (*last, *self.kept.values())
+        return (self.slot, *self.undo.values(), *self.kept.values())
 
 
 class StateTable:
     """Not thread safe: one engine thread owns it. Its sequences are those of the page tables, which
     check their number."""
 
-    def __init__(self, max_num_sequence: int) -> None:
-        self._num_slots = state_slots(max_num_sequence)
+    def __init__(self, max_num_sequence: int, draft_tokens: int = 0) -> None:
+        """draft_tokens: so many of a step at most."""
+        self._num_slots = state_slots(max_num_sequence, draft_tokens)
         self.reset()
 
     def lengths(self) -> dict[int, int]:
@@ -95,14 +98,13 @@ class StateTable:
             self._share(one)
 
     def rollback(self, seq_id: int, num_tokens: int) -> None:
-        """AssertionError unless `num_tokens` are none, or all of the last step, or the state before
-        them is kept."""
+        """AssertionError unless `num_tokens` are none, or all of the last step, or draft tokens of
+        it, or the state before them is kept."""
         one = self._sequences[seq_id]
         if num_tokens == 0:
             return
         length = one.length - num_tokens
-        was_before = one.slot_before is not None and length == one.length_before
-        slot = one.slot_before if was_before else one.kept.get(length)
+        slot = one.undo.get(length, one.kept.get(length))
         assert slot is not None, "a state cannot be cut"
         kept = {n: kept for n, kept in one.kept.items() if n <= length}
         self._sequences[seq_id] = found = SequenceState(slot, length, kept=kept)
@@ -121,23 +123,34 @@ class StateTable:
         """Drops every sequence. Works whatever state an interrupted call has left."""
         self._references = [0] * self._num_slots
         self._free = list(range(self._num_slots - 1, EMPTY, -1))
+        self._drafting = set[int]()
         self._sequences: dict[int, SequenceState] = {}
 
     def place(
-        self, rows: Sequence[tuple[int, int]], keep: Mapping[int, Sequence[int]] = NOTHING
+        self,
+        rows: Sequence[tuple[int, int]],
+        keep: Mapping[int, Sequence[int]] = NOTHING,
+        drafted: Mapping[int, int] = NO_DRAFTS,
     ) -> Numbers:
         """`state_rows` (see `library/signatures.py`), four numbers a row, for `n` new tokens of
         each (seq_id, n). A sequence may come again, with the tokens behind.
 
         keep: by sequence, behind how many of its tokens the state is kept, if it lies before the
         last new one. Of all that a sequence keeps, the first and the last places stay.
+        drafted: by sequence, how many of the tokens of its one row are draft tokens, before which
+        the state is kept until the next step.
         """
         found, first, started = array("i"), 0, set[int]()
+        self._forget_drafts()
         for seq_id, n in rows:
             if seq_id not in started:
                 self._start(seq_id, keep.get(seq_id, ()))
                 started.add(seq_id)
             one = self._sequences[seq_id]
+            if seq_id in drafted:
+                end = one.length + n
+                one.drafted = range(end - drafted[seq_id], end)
+                self._drafting.add(seq_id)
             for end in (*_inside(one, n, keep.get(seq_id, ())), one.length + n):
                 count = end - one.length
                 found.extend((first, count, one.slot, self._advance(one, count)))
@@ -153,12 +166,21 @@ class StateTable:
         kept = {n: slot for n, slot in one.kept.items() if n in stays}
         if one.length in stays:
             kept[one.length] = one.slot
-        new = SequenceState(one.slot, one.length, one.slot, one.length, kept, frozenset(stays))
+        before = {one.length: one.slot}
+        new = SequenceState(one.slot, one.length, before, kept, frozenset(stays))
         for slot in new.owned:
             self._share(slot)
         for slot in one.owned:
             self._drop(slot)
         self._sequences[seq_id] = new
+
+    def _forget_drafts(self) -> None:
+        """Nobody rolls draft tokens of an earlier step back one by one."""
+        for seq_id in self._drafting & self._sequences.keys():
+            one = self._sequences[seq_id]
+            for n in [n for n in one.undo if n in one.drafted]:
+                self._drop(one.undo.pop(n))
+        self._drafting.clear()
 
     def _advance(self, one: SequenceState, count: int) -> int:
         """A slot for the state behind `count` more tokens; the one before is given back, if nobody
@@ -169,6 +191,9 @@ class StateTable:
         one.slot, one.length = new, one.length + count
         if one.length in one.wanted:
             one.kept[one.length] = new
+            self._share(new)
+        if one.length in one.drafted:
+            one.undo[one.length] = new
             self._share(new)
         return new
 
@@ -198,4 +223,5 @@ class StateTable:
 
 def _inside(one: SequenceState, n: int, places: Sequence[int]) -> list[int]:
     """The places within `n` more tokens where the state is kept, in order."""
-    return [at for at in sorted(places) if one.length < at < one.length + n and at in one.wanted]
+    wanted = {*one.wanted.intersection(places), *one.drafted}
+    return [at for at in sorted(wanted) if one.length < at < one.length + n]

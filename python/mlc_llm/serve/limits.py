@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.runtime.limits import (
+    DRAFT_STATES,
     MOST_REPEATED,
     NO_ADAPTERS,
     RANK_STEP,
@@ -133,12 +134,17 @@ def plan_memory(
         runtime=size.runtime,
         repeated=size.repeated(min(asked.max_num_sequence, MOST_REPEATED)),
         windowed=_windowed(asked, size),
-        states=state_slots(asked.max_num_sequence) * size.state_bytes,
+        states=state_slots(asked.max_num_sequence, draft_states_of(asked)) * size.state_bytes,
         adapters=size.adapter_bytes * limits.slots * limits.rank,
         tower=size.tower_bytes,
         draft=0 if draft is None else draft.total(0) - draft.runtime,
         promised=promised,
     )
+
+
+def draft_states_of(config: EngineConfig) -> int:
+    """Draft tokens in a step whose states are kept, if the model has any. `auto` is decided."""
+    return 0 if config.speculative_mode == "disable" else DRAFT_STATES
 
 
 def adapter_limits(config: EngineConfig) -> AdapterLimits:
@@ -237,11 +243,13 @@ def _refuse_windows(config: EngineConfig) -> None:
 
 
 def _refuse_states(config: EngineConfig, size: ModelSize) -> None:
-    """Layers that keep a state cannot forget a token."""
-    has_draft_states = size.draft is not None and size.draft.state_bytes
-    if config.speculative_mode != "disable" and (size.state_bytes or has_draft_states):
-        whose = "this model" if size.state_bytes else "the draft model"
-        words = f"{whose} keeps states, which cannot be rolled back; use 'disable'"
+    """Layers that keep a state forget tokens only where the state is kept."""
+    words = None
+    if size.draft is not None and size.draft.state_bytes:
+        words = "the draft model keeps states, which cannot be rolled back; use 'disable'"
+    elif size.state_bytes and config.speculative_mode == "eagle":
+        words = "this model keeps states, which its head does not know; use 'prompt_lookup'"
+    if words is not None:
         raise InvalidField("speculative_mode", config.speculative_mode, words)
     if window_of(config) is not None and size.state_bytes:
         words = "this model keeps states, which see every token; use -1"

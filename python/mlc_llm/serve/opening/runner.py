@@ -23,7 +23,7 @@ from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams, ReadWeights, read_packed
 from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.limits import adapter_limits, window_of
+from mlc_llm.serve.limits import adapter_limits, draft_states_of, window_of
 from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.serve.opening.shares import Folders, parts_of, shards_of, started
 
@@ -163,4 +163,5 @@ def _runner(
             make_step=make_step,
             kv_cache=config.kv_cache_dtype,
             tower=tower,
+            draft_states=draft_states_of(config),
         )

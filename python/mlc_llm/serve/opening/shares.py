@@ -15,7 +15,7 @@ from mlc_llm.models.sharding import FIELD, Share
 from mlc_llm.runtime.model_step import MakeStep, ModelStep, Sizes
 from mlc_llm.runtime.ranks.setup import RankSetup
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.limits import window_of
+from mlc_llm.serve.limits import draft_states_of, window_of
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Backend
@@ -75,6 +75,7 @@ def _setups(folders: Sequence[Folders], config: EngineConfig) -> list[RankSetup]
         max_num_sequence=config.max_num_sequence,
         max_batch_tokens=config.prefill_chunk_size,
         context_window=config.max_single_sequence_length,
+        draft_states=draft_states_of(config),
     )
     backend = choose_backend(config.kernels)
     return [

@@ -16,7 +16,7 @@ class DraftVerifier:
     """Adds draft tokens to the rows of a plan, and removes those that were not accepted."""
 
     def __init__(self, runner: Runner, pages: PageBudget) -> None:
-        self._runner = runner
+        self._runner, self._limits = runner, runner.limits
         self._pages = pages
         self.max_rows = drafted_rows(runner.limits.max_num_sequence)
         """Tokens that may be chosen in a step, draft tokens included."""
@@ -30,6 +30,8 @@ class DraftVerifier:
         if plan.group is not None:  # nobody has counted its pages
             self._pages.start_step(plan.group.pages_needed())
         spare, budget = self._pages.available // rows * size, plan.budget // rows
+        if self._limits.has_states:
+            budget = min(budget, self._limits.draft_states // rows)
         # A row may fill the page behind its known tokens, and its share of the free pages.
         return [
             max(min(wanted, budget, -sequence.known % size + spare), 0)
