@@ -141,3 +141,20 @@ def test_failures() -> None:
     assert first.name == "response.failed" and response["status"] == "failed"
     assert response["error"] == {"code": "server_error", "message": "broke"}
     assert last.name == "error" and json.loads(last.data)["error"]["message"] == "broke"
+
+
+def test_a_call_of_a_namespace_has_both_names() -> None:
+    """Codex finds its tool by the two."""
+    function = {"type": "function", "name": "add"}
+    tools = [{"type": "namespace", "name": "mcp__math__", "tools": [function]}]
+    call = ChoicePiece(0, "", None, None, calls=[CallPiece(0, "call_1", "mcp__math__add", "{}")])
+    events = ResponseEvents(head(tools=tools))
+    seen = [event for chunk in chunks(call, PIECES[-1]) for event in events.of(0, chunk)]
+    named = [json.loads(one.data) for one in seen if "mcp__math__" in one.data]
+    names = {"namespace": "mcp__math__", "name": "add"}
+    assert [one["type"].removeprefix("response.") for one in named] == [
+        "output_item.added", "function_call_arguments.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    for one in named[:3]:
+        assert names.items() <= one.get("item", one).items()
+    assert names.items() <= named[3]["response"]["output"][0].items()

@@ -160,7 +160,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"background": True}, "background"),
     ({"truncation": "auto"}, "truncation"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"name": "add"}]}, "tools[0].type"),
+    ({"tools": [ADD, ADD]}, "tools[1].name"),
+    ({"tools": [{"type": "namespace", "tools": [ADD]}]}, "tools[0].name"),
+    (
+        {"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "x"}]}]},
+        "tools[0].tools[0]",
+    ),
+    ({"tools": [{"type": "namespace", "name": "a", "tools": 1}]}, "tools[0].tools"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [{**ADD, "parameters": 1}]}, "tools[0].parameters"),
     ({"tool_choice": "required"}, "tool_choice"),
@@ -185,6 +192,30 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidField) as error:
         of(**fields)
     assert error.value.field == path
+
+
+def test_functions_of_a_namespace_have_one_name() -> None:
+    """As Codex sends those of an MCP server, and calls of them in later turns."""
+    group = {"type": "namespace", "name": "mcp__math__", "tools": [ADD, SUB]}
+    call = {"type": "function_call", "call_id": "c", "namespace": "mcp__math__", "name": "add",
+            "arguments": "{}"}  # fmt: skip
+    result = {"type": "function_call_output", "call_id": "c", "output": "3"}
+    found = of(tools=[SUB, group, {**group, "name": "crm"}], input=[call, result])
+    names = [tool.function.name for tool in found.request.tools or ()]
+    assert names == ["sub", "mcp__math__add", "mcp__math__sub", "crm__add", "crm__sub"]
+    said, answered = found.request.messages
+    assert said.tool_calls and said.tool_calls[0].function.name == "mcp__math__add"
+    assert answered.name == "mcp__math__add"
+    for choice in ({"name": "add", "namespace": "mcp__math__"}, {"name": "mcp__math__add"}):
+        asked = of(tools=[group], tool_choice={"type": "function", **choice}).request
+        assert asked.tool_choice == {"type": "function", "function": {"name": "mcp__math__add"}}
+
+
+def test_tools_that_a_server_runs_are_named_as_ignored() -> None:
+    """Codex sends them unasked; whoever says that one has to be used is refused."""
+    found = of(tools=[{"type": "web_search"}, ADD, {"type": "custom", "name": "patch"}])
+    assert found.ignored == ["tools[0]", "tools[2]"]
+    assert [tool.function.name for tool in found.request.tools or ()] == ["add"]
 
 
 def test_images_are_parts() -> None:

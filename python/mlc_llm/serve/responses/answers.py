@@ -15,6 +15,7 @@ from mlc_llm.protocol.openai_responses import UsageInfo
 from mlc_llm.serve.openai.blocks import Block, Blocks
 from mlc_llm.serve.openai.chunks import Chunk
 from mlc_llm.serve.responses.fields import ResponsesRequest
+from mlc_llm.serve.responses.tools import Tools
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 Fields = Mapping[str, object]
@@ -59,7 +60,7 @@ class Head:
         self, body: ResponsesRequest, request_id: str, model: str, config: GenerationConfig
     ) -> None:
         """model: the served name. config: with the model's defaults, which are shown too."""
-        self.request_id = request_id
+        self.request_id, self.tools = request_id, Tools(body.tools or ())
         effort = None if body.reasoning is None else body.reasoning.effort
         reasoning = {"effort": effort, "summary": None}
         self._answer = ResponseAnswer(
@@ -86,12 +87,25 @@ class Head:
 
     def ended(self, blocks: Blocks, usage_json: str) -> ResponseAnswer:
         """The whole answer."""
-        status, request_id = status_of(blocks), self.request_id
-        items = [item(block, request_id, "completed") for block in blocks.all[:-1]]
-        items += [item(block, request_id, status) for block in blocks.all[-1:]]
+        status = status_of(blocks)
+        items = [self.item(block, "completed") for block in blocks.all[:-1]]
+        items += [self.item(block, status) for block in blocks.all[-1:]]
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         usage = _usage(usage_json)
         return self.response(status, output=items, usage=usage, incomplete_details=cut)
+
+    def item(self, block: Block, status: Status) -> dict[str, object]:
+        """A block as an output item. One that is in progress has only begun."""
+        whole = status != "in_progress"
+        head = {"id": item_id(block, self.request_id), "status": status}
+        if block.kind == "call":
+            arguments = (block.text or "{}") if whole else ""
+            call = {"call_id": block.call_id, **self.tools.names(block.name)}
+            return {**head, "type": "function_call", **call, "arguments": arguments}
+        content = [part(block, whole=True)] if whole else []
+        if block.kind == "reasoning":
+            return {**head, "type": "reasoning", "summary": [], "content": content}
+        return {**head, "type": "message", "role": "assistant", "content": content}
 
 
 def item_id(block: Block, request_id: str) -> str:
@@ -102,20 +116,6 @@ def item_id(block: Block, request_id: str) -> str:
 def status_of(blocks: Blocks) -> Status:
     """Of an answer, and of its last item. Only the last item of an answer can be cut."""
     return "incomplete" if blocks.finish_reason == "length" else "completed"
-
-
-def item(block: Block, request_id: str, status: Status) -> dict[str, object]:
-    """A block as an output item. One that is in progress has only begun."""
-    whole = status != "in_progress"
-    head = {"id": item_id(block, request_id), "status": status}
-    if block.kind == "call":
-        arguments = (block.text or "{}") if whole else ""
-        call = {"call_id": block.call_id, "name": block.name, "arguments": arguments}
-        return {**head, "type": "function_call", **call}
-    content = [part(block, whole=True)] if whole else []
-    if block.kind == "reasoning":
-        return {**head, "type": "reasoning", "summary": [], "content": content}
-    return {**head, "type": "message", "role": "assistant", "content": content}
 
 
 def part(block: Block, *, whole: bool) -> dict[str, object]:

@@ -12,7 +12,6 @@ from mlc_llm.serve.openai.events import Event
 from mlc_llm.serve.responses.answers import (
     Head,
     ResponseAnswer,
-    item,
     item_id,
     parsed,
     part,
@@ -59,7 +58,7 @@ class ResponseEvents:
         if news.step == "grew":
             yield self._delta(news)
         elif news.step == "opened":
-            begun = item(block, self._head.request_id, "in_progress")
+            begun = self._head.item(block, "in_progress")
             yield self._event("response.output_item.added", output_index=block.index, item=begun)
             if block.kind != "call":
                 begun = part(block, whole=False)
@@ -71,14 +70,16 @@ class ResponseEvents:
         done = f"{NAMES[block.kind]}.done"
         if block.kind == "call":
             arguments = block.text or "{}"
-            yield self._of_item(done, block, name=block.name, arguments=arguments)
+            yield self._of_item(
+                done, block, **self._head.tools.names(block.name), arguments=arguments
+            )
         else:
             more = {"logprobs": parsed(block.logprobs)} if block.kind == "text" else {}
             yield self._of_item(done, block, text=block.text, **more)
             yield self._of_item("response.content_part.done", block, part=part(block, whole=True))
         is_last = self._blocks.finish_reason is not None
         status = status_of(self._blocks) if is_last else "completed"
-        whole = item(block, self._head.request_id, status)
+        whole = self._head.item(block, status)
         yield self._event("response.output_item.done", output_index=block.index, item=whole)
 
     def _delta(self, news: BlockNews) -> Event:

@@ -12,6 +12,7 @@ from mlc_llm.errors import InvalidField, MissingKey
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.messages import MAX_PARTS, MAX_TEXT_CHARS, TEXT_PARTS, image_part
 from mlc_llm.protocol.openai_messages import MAX_NAME_CHARS
+from mlc_llm.serve.responses.tools import full_name
 
 ROLES = ("user", "assistant", "system", "developer")
 IMAGE = "input_image"
@@ -81,6 +82,7 @@ class Conversation:
         call_id = _string(f"{path}.call_id", item.get("call_id"))
         name = checks.string(f"{path}.name", item.get("name"), MAX_NAME_CHARS, min_chars=1)
         arguments = _string(f"{path}.arguments", item.get("arguments"))
+        name = full_name(item.get("namespace"), name)
         self._names[call_id] = name
         said = self._said or self._begun()
         calls = said.setdefault("tool_calls", [])

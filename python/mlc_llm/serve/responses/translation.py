@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from mlc_llm.errors import InvalidField, MissingKey
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.openai_api_protocol import REASONING_EFFORTS, ChatCompletionRequest
-from mlc_llm.protocol.openai_messages import MAX_NAME_CHARS
 from mlc_llm.serve.openai.translated import Translated
 from mlc_llm.serve.responses.fields import LOGPROBS, ResponsesRequest
 from mlc_llm.serve.responses.items import Conversation
+from mlc_llm.serve.responses.tools import Tools
 
 FORMATS = ("text", "json_object", "json_schema")
-CHOICES = ("none", "auto", "required")
 
 Given = Mapping[str, object]
 
@@ -30,6 +29,7 @@ def translated(body: ResponsesRequest, model: str) -> Translated[ChatCompletionR
             conversation.put(f"input[{i}]", item)
     if not conversation.messages:
         raise InvalidField("input", "...", "there is nothing in it that the model can read")
+    tools = Tools(body.tools or ())
     fields: dict[str, object] = {
         "model": model,
         "messages": [_with_content(one) for one in conversation.messages],
@@ -42,9 +42,10 @@ def translated(body: ResponsesRequest, model: str) -> Translated[ChatCompletionR
         "response_format": _format(body.text.format),
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": _effort(body),
-        **_tools(body),
+        **tools.fields(body.tool_choice),
     }
-    ignored = [*body.unknown_fields(), *conversation.dropped, *_without_effect(body)]
+    dropped = [*conversation.dropped, *tools.dropped]
+    ignored = [*body.unknown_fields(), *dropped, *_without_effect(body)]
     return Translated(ChatCompletionRequest.parse(fields), ignored, ["reasoning.effort"])
 
 
@@ -76,54 +77,6 @@ def _format(given: Given | None) -> dict[str, object] | None:
     if given.get("schema") is None:
         raise MissingKey("text.format.schema", "schema")
     return {"type": kind, "json_schema": {"name": "output", "schema": given["schema"]}}
-
-
-def _tools(body: ResponsesRequest) -> dict[str, object]:
-    tools = [_tool(f"tools[{i}]", one) for i, one in enumerate(body.tools or ())]
-    names = [name for name, _ in tools]
-    choice: object = body.tool_choice
-    if isinstance(choice, Mapping):
-        choice, names = _choice(choice, names)
-    elif choice is not None:
-        checks.one_of("tool_choice", choice, CHOICES)
-        if choice == "required" and not names:
-            raise InvalidField("tool_choice", choice, "there are no tools to choose from")
-    return {"tools": [tool for name, tool in tools if name in names], "tool_choice": choice}
-
-
-def _tool(path: str, tool: Given) -> tuple[str, Given]:
-    """Its name, and itself in the chat API's shape."""
-    if tool.get("type") != "function":
-        allowed = "only function; this server runs no tools itself"
-        raise InvalidField(f"{path}.type", tool.get("type"), allowed)
-    name = checks.string(f"{path}.name", tool.get("name"), MAX_NAME_CHARS, min_chars=1)
-    parameters = tool.get("parameters")
-    if parameters is not None and not isinstance(parameters, Mapping):
-        raise checks.wrong_type(f"{path}.parameters", parameters, "should be a JSON schema")
-    own = {key: tool.get(key) for key in ("description", "parameters", "strict")}
-    return name, {"type": "function", "function": {"name": name, **own}}
-
-
-def _choice(choice: Given, names: Sequence[str]) -> tuple[object, list[str]]:
-    """The choice of the chat API, and the tools that may be chosen."""
-    if choice.get("type") == "function":
-        name = _known("tool_choice.name", choice.get("name"), names)
-        return {"type": "function", "function": {"name": name}}, list(names)
-    if choice.get("type") != "allowed_tools":
-        allowed = "should be function or allowed_tools; this server runs no tools itself"
-        raise InvalidField("tool_choice.type", choice.get("type"), allowed)
-    mode = checks.one_of("tool_choice.mode", choice.get("mode"), ("auto", "required"))
-    found = []
-    for i, tool in enumerate(checks.listing("tool_choice.tools", choice.get("tools"), len(names))):
-        given = tool.get("name") if isinstance(tool, Mapping) else None
-        found.append(_known(f"tool_choice.tools[{i}].name", given, names))
-    return mode, found
-
-
-def _known(field: str, name: object, names: Sequence[str]) -> str:
-    if name not in names:
-        raise InvalidField(field, name, "it names none of the tools")
-    return str(name)
 
 
 def _without_effect(body: ResponsesRequest) -> list[str]:
