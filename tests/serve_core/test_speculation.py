@@ -118,6 +118,17 @@ def test_fewer_steps_when_the_drafts_are_right() -> None:
     assert metrics["decode_time_by_batch_size"] == {}
 
 
+def test_nothing_is_kept_of_requests_that_have_ended() -> None:
+    """Also of those for which nobody ever had an offer."""
+    drafter = PromptLookup()
+    harness = speculative(drafter, FakeRunner(), most=4)
+    for i in range(12):
+        harness.add(str(i), prompt_of(30, i), max_tokens=5)
+        harness.run()
+    assert not drafter._texts
+    harness.core.check_integrity()
+
+
 def test_a_model_that_drafts_for_itself_is_always_right() -> None:
     runner = small_runner(num_pages=64)
     harness = speculative(DraftModel(small_runner(num_pages=64)), runner, most=4)

@@ -160,6 +160,8 @@ class Speculator:
         self._drafter.check_integrity()
 
     def _lengths(self, plan: StepPlan) -> dict[int, int]:
+        for one in plan.sequences:  # the drafter keeps something of each until it is forgotten
+            self._records.setdefault(one.key, _Record(one))
         most = [min(self._wanted(one), MAX_DRAFT_LENGTH) for one in plan.sequences]
         offers = self._drafter.offers(plan.sequences, most)
         if not any(one.length for one in offers):
@@ -183,9 +185,7 @@ class Speculator:
 
     def _rated(self, sequence: Sequence, offer: Offer, room: int) -> tuple[int, float]:
         """What there is room for of an offer, and how likely the model accepts each token of it."""
-        record = self._records.get(sequence.key)
-        if record is None:
-            record = self._records[sequence.key] = _Record(sequence)
+        record = self._records[sequence.key]
         freedom = round(2 * min(sequence.request.config.temperature, 2.0))
         record.kind = (offer.kind, freedom)
         return room, self._rate(record, record.kind).rate
