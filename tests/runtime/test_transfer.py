@@ -84,6 +84,7 @@ def altered(one: Transfer) -> Transfer:
         (lambda one: replace(one, tensors=one.tensors[:-1]), "cut short or altered"),
         (lambda one: replace(one, freed=((0, 1),)), "cut short or altered"),
         (lambda one: cut(one).sealed(), "another shape"),
+        (lambda one: replace(one, freed=()).sealed(), "another model"),
         (lambda one: replace(one, identity="other").sealed(), "another model"),
         (lambda one: replace(one, length=44).sealed(), "44 tokens, and 45 are wanted"),
     ],

@@ -43,8 +43,13 @@ def runner_of(*, overlaps: bool, window: Window | None = None, slots: int = 16) 
     )
 
 
-def harness_of(runner: FakeRunner, error: str = "no error", stops: tuple[int, ...] = ()) -> Harness:
-    return Harness(runner, EngineConfig(), expected_error=error, stop_token_ids=stops)
+def harness_of(
+    runner: FakeRunner,
+    error: str = "no error",
+    stops: tuple[int, ...] = (),
+    config: EngineConfig | None = None,
+) -> Harness:
+    return Harness(runner, config or EngineConfig(), expected_error=error, stop_token_ids=stops)
 
 
 def added(harness: Harness, names: Any = tuple(MIXED)) -> Harness:
@@ -89,6 +94,36 @@ def test_stop_tokens() -> None:
     plain = added(harness_of(runner_of(overlaps=False), stops=stops), FREE).run()
     assert said(found) == said(plain)
     assert "stop" in {reason for one in found.values() for reason in one.reasons}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EngineConfig(prefix_cache_mode="disable"),
+        EngineConfig(prefix_cache_max_num_recycling_seqs=0),
+    ],
+)
+def test_stop_tokens_where_nothing_is_kept(config: EngineConfig) -> None:
+    stops = tuple(range(0, 300, 9))
+    runner = runner_of(overlaps=True)
+    found = added(harness_of(runner, stops=stops, config=config), FREE).run()
+    plain = added(harness_of(runner_of(overlaps=False), stops=stops, config=config), FREE).run()
+    assert said(found) == said(plain)
+    assert "stop" in {reason for one in found.values() for reason in one.reasons}
+
+
+@pytest.mark.parametrize("known", range(13, 17))
+def test_lengths_where_the_first_of_a_group_fails(known: int) -> None:
+    """Its tokens tell how far all are, and it gets no more."""
+    runner = runner_of(overlaps=True)
+    harness = harness_of(runner, error="not finite")
+    first = prompt_of(5)
+    runner.bad_rows = lambda tokens: list(tokens[:5]) == first and len(tokens) >= known
+    for i, name in enumerate("abc"):
+        harness.add(name, prompt_of(5, i), max_tokens=12)
+    found = harness.run()
+    assert [len(found[name].tokens[0]) for name in "bc"] == [12, 12]
+    assert found["a"].reasons == ["error"] and len(found["a"].tokens[0]) < 12
 
 
 def test_a_stopped_sequence_is_continued_from_the_prefix_cache() -> None:

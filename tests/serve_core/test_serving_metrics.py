@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from core_harness import Harness, prompt_of
 
+from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core import telemetry
+from mlc_llm.serve.data import TokenData
+from mlc_llm.serve.request import Request
 from mlc_llm.testing.fake_runner import FakeRunner
 
 
@@ -48,6 +51,18 @@ def seen(histogram: dict[str, Any]) -> tuple[int, float]:
 
 def below(histogram: dict[str, Any], bound: float) -> int:
     return max(count for upper, count in histogram["buckets"] if upper <= bound)
+
+
+def test_requests_whose_prompts_are_scored_have_times_too() -> None:
+    harness, _ = harness_of()
+    for i, top in enumerate((None, 0, 2)):
+        config = GenerationConfig(max_tokens=3)
+        data = [TokenData(prompt_of(20, i))]
+        harness.add_request(Request(str(i), data, config, prompt_logprobs=top))
+    harness.run()
+    found = serving(harness)
+    names = ("queue_time", "prefill_time", "inference_time", "end_to_end")
+    assert [seen(found[name])[0] for name in names] == [3, 3, 3, 3]
 
 
 def test_the_times_of_two_requests() -> None:

@@ -95,6 +95,9 @@ class Functions(Protocol):
 class Device(Protocol):
     """Memory and code of a device at run time."""
 
+    shows_memory: bool
+    """`read` copies nothing: what is written there is in the tensor."""
+
     def link(
         self, folder: Path, files: Sequence[str], requires: Sequence[str], ranks: int = 1
     ) -> Functions:

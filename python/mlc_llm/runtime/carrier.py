@@ -36,11 +36,13 @@ class Carrier:
         layers = sorted((layer, g) for g, one in enumerate(info.groups) for layer in one.layers)
         self._page_size = info.page_size
         self._groups = [group for _, group in layers]
+        self._group_count = len(info.groups)
         self._cache, self._pages, self._states, self._device = cache, pages, states, device
 
     def take(self, seq_id: int, identity: str, length: int | None = None) -> Transfer:
         """A copy of the first `length` tokens of the sequence; None: of all. A sequence with a
-        state, or of which pages are freed, is copied whole."""
+        state, or of which pages are freed, is copied whole. Raises `TransferRefused`."""
+        self._check_memory()
         there, whole = self._cache.contents(seq_id), self._cache.length(seq_id)
         length = whole if length is None else length
         if length != whole:
@@ -54,7 +56,10 @@ class Carrier:
     def put(self, seq_id: int, transfer: Transfer) -> None:
         """A new sequence with what was checked. Raises `TransferRefused`, and `RequestError` if
         pages lack; nothing has changed then."""
+        self._check_memory()
         freed = [range(*one) for one in transfer.freed]
+        if len(freed) != self._group_count:
+            raise TransferRefused("the pages are those of another model")
         there = self._cache.restore(seq_id, transfer.length, freed)
         places = self._places(there)
         try:
@@ -64,12 +69,14 @@ class Carrier:
                     "the pages have another shape or type than those of this runner"
                 )
             for (memory, rows), values in zip(places, transfer.tensors, strict=True):
-                if not memory.flags.writeable:
-                    raise TransferRefused("pages of this device cannot be written from outside")
                 memory[rows] = values
         except BaseException:
             self._cache.remove(seq_id)
             raise
+
+    def _check_memory(self) -> None:
+        if not self._device.shows_memory:
+            raise TransferRefused("pages of this device are neither taken out nor put in")
 
     def _places(self, there: Contents) -> list[tuple[Array, list[int]]]:
         """Of each tensor its memory, and the rows that belong to the sequence."""

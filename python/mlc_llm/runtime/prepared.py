@@ -7,6 +7,7 @@ knows that its shape is the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -105,5 +106,17 @@ class Preparation:
         cuts = (kept_states_of(rows), drafted_of(rows)) if self._limits.has_states else ()
         placed = self._cache.place(sizes_of(rows), self._fast.count, *cuts, drafts=self._drafts)
         if self._images is not None:
-            images, placed = self._images.given(rows, placed)
+            try:
+                images, placed = self._images.given(rows, placed)
+            except BaseException:
+                self._roll_back(rows)
+                raise
         return StepNumbers(tokens, placed, logit_rows, self._fast.count, adapters, images)
+
+    def _roll_back(self, rows: Sequence[BatchRow]) -> None:
+        """The tokens have no places any more."""
+        counts = Counter[int]()
+        for seq_id, count in sizes_of(rows):
+            counts[seq_id] += count
+        for seq_id, count in counts.items():
+            self._cache.rollback(seq_id, count)

@@ -38,6 +38,8 @@ _NO_MEMORY = re.compile("failed to reserve|failed to map|Cannot allocate|bad_all
 class CpuDevice:
     """See `backends.device.Device`. Tensors are memory of this process, so nothing is copied."""
 
+    shows_memory = True
+
     def __init__(self) -> None:
         self._pool = Pool()
 

@@ -32,6 +32,8 @@ class CudaDevice:
     """See `backends.device.Device`: the first GPU that the driver shows; CUDA_VISIBLE_DEVICES says
     which one that is. Calls raise MemoryError if its memory is full, DeviceFailed if CUDA fails."""
 
+    shows_memory = False
+
     def __init__(self) -> None:
         """Raises UnusableDevice with what is missing."""
         self._gpu, self._runtime = usable_gpu(), load_cuda()

@@ -14,6 +14,7 @@ from mlc_llm.runtime.batch import GREEDY, NO_ADAPTER
 from mlc_llm.runtime.decode_rows import DecodeRows, Numbers, SameRows, Uniforms
 from mlc_llm.serve.core.sampling import lasting_sampling
 from mlc_llm.serve.core.sequence import Sequence
+from mlc_llm.serve.core.sequence_state import Status
 
 DRAWN_AT_ONCE = 16
 """Random numbers of each sequence."""
@@ -44,6 +45,11 @@ class DecodeGroup:
             self._on_page[one.progress.computed % page_size] += 1
         self._uniforms: list[Uniforms] = []
         self._drawn_at = 0
+
+    @property
+    def has_lost_its_first(self) -> bool:
+        """The sequence that tells how far all are has ended, while a step was under way."""
+        return self.sequences[0].progress.status is not Status.RUNNING
 
     def rows(self) -> DecodeRows:
         """Of a step in which all tokens are known."""

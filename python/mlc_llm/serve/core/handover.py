@@ -130,7 +130,7 @@ def _check_ticket(text: str | None, tokens: Sequence[int]) -> None:
     try:
         found = json.loads(_decoded(text or ""))
         seen = int(found["length"]), str(found["tokens"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         words = "should be what prepare_receive has given in usage.extra"
         raise InvalidField(place, shown, words) from error
     if seen != (len(tokens), tokens_digest(tokens)):

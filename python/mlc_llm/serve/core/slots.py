@@ -51,6 +51,7 @@ class Slots:
         if sequence.scores is not None:  # its prompt is computed anew
             prefix = PrefixMatch()
             is_free = self._make_room(sequence, prefix, num_running, even_pinned=not num_running)
+            plan.lookups += ((sequence, None),) if is_free else ()
             return prefix if is_free else None
         donor = _donor(sequence)
         if donor is not None and self._can_give(donor, _shared(sequence)):
@@ -96,6 +97,8 @@ class Slots:
         """Keep what another engine has computed, as though a sequence had ended here. spare: pages
         to leave free. Raises `TransferRefused`, `RequestError`."""
         self._check_portable()
+        if any(begin != end for begin, end in transfer.freed):
+            raise TransferRefused("pages are missing")
         if self.cache.lookup([*tokens, 0], salt=salt).length == len(tokens):
             return  # it is here already
         needed = -(-len(tokens) // self._runner.limits.page_size) + spare
@@ -142,8 +145,9 @@ class Slots:
         self.cache_computed(sequence)
         is_pin = request.config.pins_prompt and sequence.index == 0
         pinned_length = len(request.prompt) if is_pin else 0
+        if sequence in self.in_flight:
+            self._runner.rollback_sequence(seq_id, 1)
         surplus = self.cache.finish(seq_id, request.arrival, pinned_length=pinned_length)
-        surplus += sequence in self.in_flight
         if surplus:
             self._runner.rollback_sequence(seq_id, surplus)
         sequence.progress.leave_slot()

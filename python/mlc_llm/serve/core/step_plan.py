@@ -50,8 +50,9 @@ class StepPlan:
     is_open: bool = field(default=True, init=False)
     """Another sequence may start. False once a row did not get all that it wanted."""
     preempted: tuple[Sequence, ...] = field(default=(), init=False)
-    lookups: tuple[tuple[Sequence, PrefixMatch], ...] = field(default=(), init=False)
-    """Sequences that were started, with what the prefix cache had for them."""
+    lookups: tuple[tuple[Sequence, PrefixMatch | None], ...] = field(default=(), init=False)
+    """Sequences that were started, with what the prefix cache had for them; None: it was not asked.
+    """
     begun_at: float | None = field(default=None, init=False)
     """When the device began to compute it; None: when it is run, or nobody knows."""
     ended_at: float = field(default=0.0, init=False)

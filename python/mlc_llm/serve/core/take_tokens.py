@@ -21,7 +21,7 @@ def take_tokens(
 
     This is the one loop over all rows in a step that only decodes, so it calls nothing it need not.
     """
-    if plan.group is None:
+    if plan.group is None or plan.group.has_lost_its_first:
         return [], range(len(token_ids))
     left = plan.group.noteworthy(token_ids)
     if left:

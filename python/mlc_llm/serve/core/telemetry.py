@@ -49,7 +49,8 @@ class Telemetry:
         now = self.now()
         for sequence, prefix in plan.lookups:
             self.serving.started(sequence.request.metrics, now)
-            self._note_lookup(sequence.request, prefix)
+            if prefix is not None:
+                self._note_lookup(sequence.request, prefix)
 
     def note_drafts(self, plan: StepPlan) -> None:
         """Write down how many tokens were drafted for each row."""

@@ -41,12 +41,15 @@ class LoopThreads:
         """End the loops and wait for their threads.
 
         It can be called again and from several threads. The stream callback's thread does not wait
-        for itself. In a forked process there are no threads, and nothing happens.
+        for itself, and the engine's waits for none: the other one waits for it. In a forked process
+        there are no threads, and nothing happens.
         """
         if os.getpid() != self._process:
             return
         self._terminated = True
         self._exit()
+        if threading.current_thread() is self._threads[0]:  # the garbage collector may be there
+            return
         for thread in self._threads:
             if thread.ident is None or thread is threading.current_thread():
                 continue
