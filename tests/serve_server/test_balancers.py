@@ -27,12 +27,20 @@ def test_what_the_server_is(server: Running, path: str) -> None:
     assert found["max_running_requests"] == config.max_num_sequence
     assert found["max_total_num_tokens"] == config.max_total_sequence_length
     assert found["max_model_len"] == server.client.model.context
+    assert found["is_embedding"] is False
 
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
 def test_what_the_model_is(server: Running, path: str) -> None:
     found = server.call("GET", path).json
     assert found == {"served_model_name": "mock://echo", "is_generation": True}
+
+
+def test_an_encoder_generates_nothing(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = server.client.model._replace(is_encoder=True)
+    monkeypatch.setattr(type(server.client), "model", property(lambda _: encoder))
+    assert server.call("GET", "/server_info").json["is_embedding"]
+    assert not server.call("GET", "/model_info").json["is_generation"]
 
 
 def test_the_load_of_an_idle_server_is_none(server: Running) -> None:

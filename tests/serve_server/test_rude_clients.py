@@ -320,10 +320,12 @@ class Stalls:
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize("path", ["/v1/completions", PATH, "/tokenize"])
+@pytest.mark.parametrize("path", ["/v1/completions", PATH, "/tokenize", "/v1/embeddings"])
 def test_a_prompt_of_8_mb_does_not_hold_up_the_server(server: Running, path: str) -> None:
     text = "some words " * ((8 << 20) // 11)
-    body = {"messages": [{"role": "user", "content": text}]} if path == PATH else {"prompt": text}
+    body: dict[str, object] = {"input" if path == "/v1/embeddings" else "prompt": text}
+    if path == PATH:
+        body = {"messages": [{"role": "user", "content": text}]}
     data = json.dumps(body).encode()
     server.call("POST", path, data, JSON)  # what is loaded once
     worst = []
@@ -334,3 +336,20 @@ def test_a_prompt_of_8_mb_does_not_hold_up_the_server(server: Running, path: str
         assert reply.status == 400, reply.data[:200]
         assert "maximum context length" in reply.error["message"]
     assert min(worst) < 0.5
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/completions", "prompt"), ("/v1/embeddings", "input")]
+)
+def test_a_million_token_ids_do_not_hold_up_the_server(
+    server: Running, path: str, field: str
+) -> None:
+    data = json.dumps({field: [1] * 1_000_000}).encode()
+    worst = []
+    for _ in range(3):
+        with Stalls(server) as stalls:
+            reply = server.call("POST", path, data, JSON)
+        worst.append(stalls.worst)
+        assert reply.status == 400 and "maximum context length" in reply.error["message"]
+    assert min(worst) < 0.4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, field_validator
+from pydantic import BeforeValidator, SkipValidation, field_validator
 
 from mlc_llm.pooling import LAST_TOKEN, Pooling
 from mlc_llm.protocol import checks
@@ -30,7 +30,7 @@ def _dimensions(value: object) -> int:
 class EmbeddingRequest(OpenModel):
     """A request for the embeddings of texts."""
 
-    input: Prompts
+    input: SkipValidation[Prompts]
     """One or many texts, or one or many lists of token ids; at most 2048."""
     model: str | None = None
     encoding_format: Annotated[Format, BeforeValidator(_format)] = "float"

@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SkipValidation,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import Self
 
 from mlc_llm.errors import MissingKey
@@ -280,7 +287,7 @@ class ChatCompletionRequest(_SamplingFields):
 class CompletionRequest(_SamplingFields):
     """A request to continue a text (the older API)."""
 
-    prompt: Prompts
+    prompt: SkipValidation[Prompts]
     """One or many texts, or one or many lists of token ids."""
     best_of: Annotated[int, _count(1, MAX_N)] | None = None
     echo: Flag = False

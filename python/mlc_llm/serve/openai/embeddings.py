@@ -89,7 +89,10 @@ class _Making:
     def __call__(self) -> Request:
         """Raises `InvalidField`, `ContextLengthExceeded`."""
         model, text = self._model, self._text
-        ids = model.tokenizer.encode(text) if isinstance(text, str) else text
+        if isinstance(text, str):
+            ids = model.tokenizer.encode(text, max_tokens=model.context)
+        else:
+            ids = text
         if not ids:
             raise InvalidField(f"input[{self._index}]", text, "it has no tokens")
         if isinstance(text, str):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mlc_llm.serve.data import TokenData
+from mlc_llm.images.picture import Picture
+from mlc_llm.serve.data import ImageData, TokenData
 from mlc_llm.serve.openai.calls import Part
 from mlc_llm.serve.request import Request
 
@@ -25,5 +26,7 @@ class PromptSize:
 
 
 def prompt_tokens(request: Request) -> int:
-    """Tokens of a request whose prompt is tokenised."""
-    return sum(len(data.token_ids) for data in request.inputs if isinstance(data, TokenData))
+    """Tokens of a request whose prompt is tokenised, those of images included."""
+    texts = sum(len(data.token_ids) for data in request.inputs if isinstance(data, TokenData))
+    images = [data.image for data in request.inputs if isinstance(data, ImageData)]
+    return texts + sum(one.tokens for one in images if isinstance(one, Picture))

@@ -74,8 +74,8 @@ class _Making:
 
 
 def _tokens(field: str, text: str, model: ChatModel) -> list[int]:
-    """Raises `InvalidField` for a text without any."""
-    found = model.tokenizer.encode(text)
+    """Raises `InvalidField` for a text without any, `ContextLengthExceeded` for a long one."""
+    found = model.tokenizer.encode(text, max_tokens=model.context)
     if not found:
         raise InvalidField(field, text, "it has no tokens")
     return found

@@ -1,36 +1,52 @@
-"""How many log-probabilities a whole answer may have: it is kept in memory until it ends."""
+"""How many log-probabilities an answer may have that is kept in memory until it ends."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest, CompletionRequest
 
 MOST = 1 << 18
 """Of all tokens and choices together; one takes about 850 bytes until the answer is written."""
+LEAST_TOKENS = 4096
+"""Of an answer whose length nobody states. It ends at what MOST allows, if that is no less."""
+
+RequestT = TypeVar("RequestT", ChatCompletionRequest, CompletionRequest)
 
 
-def check_chat_size(request: ChatCompletionRequest, context: int) -> None:
-    """Raises `InvalidField` for a whole answer that may have more. context: of the model."""
-    if request.logprobs and not request.stream:
-        _check(request, 1 + (request.top_logprobs or 0), context, "top_logprobs")
+def bounded_chat(
+    request: ChatCompletionRequest, context: int, *, keeps_streamed: bool = False
+) -> ChatCompletionRequest:
+    """The request, of which no more has to be kept. context: of the model. keeps_streamed: what is
+    streamed is kept as well.
+
+    Raises `InvalidField` for an answer that may have more.
+    """
+    if not request.logprobs or (request.stream and not keeps_streamed):
+        return request
+    return _bounded(request, 1 + (request.top_logprobs or 0), context, "top_logprobs")
 
 
-def check_completion_size(request: CompletionRequest, context: int) -> None:
+def bounded_completion(request: CompletionRequest, context: int) -> CompletionRequest:
     """The same for each prompt of a completion."""
-    if request.logprobs is not None and not request.stream:
-        each = len(request.prompts) * (1 + request.logprobs)
-        _check(request, each, context, "logprobs")
+    if request.logprobs is None or request.stream:
+        return request
+    each = len(request.prompts) * (1 + request.logprobs)
+    return _bounded(request, each, context, "logprobs")
 
 
-def _check(
-    request: ChatCompletionRequest | CompletionRequest, each: int, context: int, field: str
-) -> None:
+def _bounded(request: RequestT, each: int, context: int, field: str) -> RequestT:
+    """each: log-probabilities of a token."""
     config = request.generation_config()
-    tokens = min(context if config.max_tokens is None else config.max_tokens, context)
-    found = config.n * tokens * each
-    if found > MOST:
+    most, is_stated = MOST // (config.n * each), config.max_tokens >= 0
+    tokens = min(config.max_tokens, context) if is_stated else context
+    if tokens <= most:
+        return request
+    if is_stated or most < LEAST_TOKENS:
         words = (
             f"a whole answer may have {MOST} log-probabilities, and with this n and max_tokens it "
-            f"may have {found}: lower one of the three, or stream"
+            f"may have {config.n * tokens * each}: lower one of the three, or stream"
         )
         raise InvalidField(field, getattr(request, field), words)
+    return request.model_copy(update={"max_tokens": most})

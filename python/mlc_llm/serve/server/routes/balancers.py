@@ -21,9 +21,9 @@ async def server_info(request: Request) -> Response:
     found: dict[str, Any] = {
         "served_model_name": slot.names[0],
         "version": __version__,
-        "is_embedding": False,
     }
     if slot.client is not None:
+        found["is_embedding"] = slot.client.model.is_encoder
         config = slot.client.engine_config
         found["max_running_requests"] = config.max_num_sequence
         found["max_total_num_tokens"] = config.max_total_sequence_length
@@ -33,9 +33,11 @@ async def server_info(request: Request) -> Response:
 
 async def model_info(request: Request) -> Response:
     """What the default model is. Its files are nobody else's business."""
-    return JSONResponse(
-        {"served_model_name": context_of(request).models.default.names[0], "is_generation": True}
-    )
+    slot = context_of(request).models.default
+    found: dict[str, Any] = {"served_model_name": slot.names[0]}
+    if slot.client is not None:
+        found["is_generation"] = not slot.client.model.is_encoder
+    return JSONResponse(found)
 
 
 async def load(request: Request) -> Response:

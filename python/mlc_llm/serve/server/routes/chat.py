@@ -11,7 +11,7 @@ from mlc_llm.serve.openai.requests import without_effect
 from mlc_llm.serve.server.calls.answer import answer_call
 from mlc_llm.serve.server.calls.asked import read
 from mlc_llm.serve.server.calls.context import new_id
-from mlc_llm.serve.server.limits.whole_size import check_chat_size
+from mlc_llm.serve.server.limits.whole_size import bounded_chat
 from mlc_llm.serve.server.streams.stream_json import ChatStream
 
 
@@ -19,8 +19,8 @@ async def chat_completions(request: Request) -> Response:
     """The next message of a conversation."""
     given = await read(request, ChatCompletionRequest)
     asked = await given.with_model(given.body.model)
-    body, served = asked.body, asked.served
-    check_chat_size(body, served.model.context)
+    served = asked.served
+    body = bounded_chat(asked.body, served.model.context)
     request_id = new_id("chatcmpl")
     call = chat_call(body.model_copy(update={"model": served.name}), request_id, served.model)
     stream = ChatStream(

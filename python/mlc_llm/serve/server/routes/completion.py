@@ -14,7 +14,7 @@ from mlc_llm.serve.openai.completions import CompletionChunks, CompletionPiece, 
 from mlc_llm.serve.server.calls.answer import answer_call
 from mlc_llm.serve.server.calls.asked import read
 from mlc_llm.serve.server.calls.context import new_id
-from mlc_llm.serve.server.limits.whole_size import check_completion_size
+from mlc_llm.serve.server.limits.whole_size import bounded_completion
 from mlc_llm.serve.server.streams.stream_json import DataEvents, check_end
 
 CHOICES = '"choices":['
@@ -54,8 +54,8 @@ async def completions(request: Request) -> Response:
     """What follows a prompt, or each of several."""
     given = await read(request, CompletionRequest)
     asked = await given.with_model(given.body.model)
-    body, served = asked.body, asked.served
-    check_completion_size(body, served.model.context)
+    served = asked.served
+    body = bounded_completion(asked.body, served.model.context)
     request_id = new_id("cmpl")
     call = completion_call(body.model_copy(update={"model": served.name}), request_id, served.model)
     writer = CompletionStream(call.streamed) if body.stream else None

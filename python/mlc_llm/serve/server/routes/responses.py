@@ -11,6 +11,7 @@ from mlc_llm.serve.responses.translation import translated
 from mlc_llm.serve.server.calls.answer import answer_call
 from mlc_llm.serve.server.calls.asked import read
 from mlc_llm.serve.server.calls.context import new_id
+from mlc_llm.serve.server.limits.whole_size import bounded_chat
 from mlc_llm.serve.server.streams.named_events import NamedEvents
 
 
@@ -20,8 +21,9 @@ async def responses(request: Request) -> Response:
     asked = await given.with_model(given.body.model)
     body, served = asked.body, asked.served
     found = translated(body, served.name)
+    chat = bounded_chat(found.request, served.model.context, keeps_streamed=True)
     request_id = new_id("resp", "_")
-    call, events = response_call(body, found.request, request_id, served.model)
+    call, events = response_call(body, chat, request_id, served.model)
     writer = NamedEvents(request_id, events) if body.stream else None
     headers = asked.ignoring(found.ignored_by(served.model.template))
     return await answer_call(asked, call, writer, headers)
