@@ -51,6 +51,12 @@ def test_no_limit(given: int) -> None:
     assert chat(options={"num_predict": given}).request.max_tokens is None
 
 
+def test_a_seed_of_minus_one_is_another_one_each_time() -> None:
+    """It is the default of Ollama's own options."""
+    assert chat(options={"seed": -1}).request.seed is None
+    assert chat(options={"seed": 0}).request.seed == 0
+
+
 def test_streams_unless_told_otherwise() -> None:
     assert chat().request.stream and generate().request.stream
 

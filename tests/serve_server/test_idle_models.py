@@ -13,7 +13,7 @@ from threaded_harness import eventually
 
 from mlc_llm.serve.server.limits.settings import ServerSettings
 from mlc_llm.serve.server.limits.tenants import read_keys
-from mlc_llm.serve.server.pool.slot import ModelSlot
+from mlc_llm.serve.server.pool.slot import ModelSlot, State
 
 
 def slot_of(server: Running) -> ModelSlot:
@@ -50,6 +50,17 @@ def test_a_request_for_nothing_closes_the_model_and_another_opens_it() -> None:
         assert server.call("GET", "/api/ps").json["models"] == []
         assert server.call("GET", "/ready").status == 200
         assert server.chat("again").json["choices"][0]["message"]["content"] == "again"
+
+
+def test_a_closed_model_is_not_opened_to_be_closed() -> None:
+    with running() as server:
+        for path in ("generate", "chat"):
+            reply = server.call("POST", f"/api/{path}", {"keep_alive": 0, "stream": False})
+            assert reply.json["done"] and reply.json["done_reason"] == "unload"
+            eventually(lambda: is_closed(server), "it is open")
+        assert slot_of(server).state is State.CLOSED
+        unknown = {"keep_alive": 0, "model": "nobody"}
+        assert server.call("POST", "/api/generate", unknown).status == 404
 
 
 @pytest.mark.parametrize("path", ["generate", "chat"])

@@ -63,6 +63,15 @@ def test_embeddings(server: Running) -> None:
     assert wrong.status == 400 and "input" in wrong.json["error"]
 
 
+def test_the_embedding_of_one_text_for_older_clients(server: Running) -> None:
+    body = {"model": "default", "prompt": "ab", "options": {"num_gpu": 1}}
+    reply = server.call("POST", "/api/embeddings", body)
+    (found,) = server.call("POST", "/v1/embeddings", {"input": "ab"}).json["data"]
+    assert reply.json == {"embedding": found["embedding"]}
+    assert reply.headers["x-ignored-params"] == "options.num_gpu"
+    assert server.call("POST", "/api/embeddings", {"prompt": ""}).status == 400
+
+
 def test_models(server: Running) -> None:
     (listed,) = server.call("GET", "/api/tags").json["models"]
     assert listed["name"] == listed["model"] == "mock://echo"

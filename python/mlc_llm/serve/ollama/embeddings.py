@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from mlc_llm.protocol.base import AnswerModel
 from mlc_llm.protocol.embedding_protocol import EmbeddingRequest, EmbeddingResponse
-from mlc_llm.serve.ollama.fields import EmbedRequest
+from mlc_llm.serve.ollama.fields import EmbedRequest, OldEmbedRequest
 from mlc_llm.serve.ollama.lines import Clock
 from mlc_llm.serve.openai.calls import Call, Whole
 from mlc_llm.serve.openai.chunks import Chunk
@@ -43,6 +43,40 @@ def embed_call(
     """name: of the model, as the caller gave it. Raises `UserError`."""
     call = embedding_call(request, request_id, model)
     return Call(call.parts, call.streamed, _Whole(call.whole, name, clock), cost=call.cost)
+
+
+class OldEmbedAnswer(AnswerModel):
+    """The embedding of one text."""
+
+    embedding: list[float] | str
+
+
+def old_embed_request(body: OldEmbedRequest, model: str) -> tuple[EmbeddingRequest, list[str]]:
+    """The same for the older shape."""
+    ignored = [*body.unknown_fields(), *(f"options.{name}" for name in body.options or ())]
+    return EmbeddingRequest.parse({"input": body.prompt, "model": model}), ignored
+
+
+def old_embed_call(
+    request: EmbeddingRequest, request_id: str, model: ChatModel
+) -> Call[NoReturn, OldEmbedAnswer]:
+    """Raises `UserError`."""
+    call = embedding_call(request, request_id, model)
+    return Call(call.parts, call.streamed, _OldWhole(call.whole), cost=call.cost)
+
+
+class _OldWhole:
+    """The one embedding of OpenAI's API."""
+
+    def __init__(self, inner: Whole[EmbeddingResponse]) -> None:
+        self._inner = inner
+
+    def put(self, part: int, chunk: Chunk) -> None:
+        self._inner.put(part, chunk)
+
+    def response(self) -> OldEmbedAnswer:
+        (one,) = self._inner.response().data
+        return OldEmbedAnswer(embedding=one.embedding)
 
 
 class _Whole:

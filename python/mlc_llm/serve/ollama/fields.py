@@ -29,6 +29,11 @@ def _no_limit(value: object) -> int | None:
     return found if found > 0 else None
 
 
+def _any_seed(value: object, info: ValidationInfo) -> int | None:
+    """-1 means another one each time."""
+    return None if value == -1 else RULES["seed"](str(info.field_name), value)
+
+
 def _text(value: object, info: ValidationInfo) -> str:
     return checks.string(str(info.field_name), value, MAX_TEXT_CHARS)
 
@@ -47,7 +52,7 @@ class Options(OpenModel):
     top_k: Annotated[int, _ruled("top_k")] | None = None
     top_p: Annotated[float, _ruled("top_p")] | None = None
     min_p: Annotated[float, _ruled("min_p")] | None = None
-    seed: Annotated[int, _ruled("seed")] | None = None
+    seed: Annotated[int | None, BeforeValidator(_any_seed)] = None
     stop: Stop | None = None
     repeat_penalty: Annotated[float, _ruled("repetition_penalty")] | None = None
     presence_penalty: Annotated[float, _ruled("presence_penalty")] | None = None
@@ -139,5 +144,14 @@ class EmbedRequest(OpenModel):
     dimensions: object = None
     truncate: Flag | None = None
     """Without effect: a text that is too long is refused."""
+    options: dict[str, object] | None = None
+    keep_alive: KeepAlive = None
+
+
+class OldEmbedRequest(OpenModel):
+    """Asks for the embedding of one text, as older clients do."""
+
+    model: str | None = None
+    prompt: Text = ""
     options: dict[str, object] | None = None
     keep_alive: KeepAlive = None

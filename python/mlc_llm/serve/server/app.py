@@ -33,7 +33,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 ANSWERS: tuple[Endpoint, ...] = (
     *(chat_completions, completions, responses, messages, embeddings, rerank),
-    *(ollama.chat, ollama.generate, ollama.embed),
+    *(ollama.chat, ollama.generate, ollama.embed, ollama.old_embed),
 )
 """Their requests take a place, so they are refused early where there is none."""
 V1_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
@@ -52,6 +52,7 @@ OTHER_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/api/chat", ollama.chat),
     ("POST", "/api/generate", ollama.generate),
     ("POST", "/api/embed", ollama.embed),
+    ("POST", "/api/embeddings", ollama.old_embed),
     ("GET", "/api/tags", ollama.tags),
     ("GET", "/api/ps", ollama.loaded),
     ("POST", "/api/show", ollama.show),

@@ -17,7 +17,13 @@ from mlc_llm.protocol.openai_api_protocol import (
 )
 from mlc_llm.protocol.rerank_protocol import RerankRequest, RerankResponse
 from mlc_llm.serve.anthropic.fields import CountTokensRequest, MessagesRequest
-from mlc_llm.serve.ollama.fields import ChatRequest, EmbedRequest, GenerateRequest, ShowRequest
+from mlc_llm.serve.ollama.fields import (
+    ChatRequest,
+    EmbedRequest,
+    GenerateRequest,
+    OldEmbedRequest,
+    ShowRequest,
+)
 from mlc_llm.serve.responses.answers import ResponseAnswer
 from mlc_llm.serve.responses.fields import ResponsesRequest
 from mlc_llm.serve.server.routes.page import PAGE_PATHS
@@ -101,6 +107,11 @@ OPERATIONS: dict[str, Operation] = {
     "/api/embed": Operation(
         "The embeddings of a text, or of several, as Ollama's API.",
         EmbedRequest,
+        {"type": "object"},
+    ),
+    "/api/embeddings": Operation(
+        "The embedding of one text, as older clients of Ollama ask for it.",
+        OldEmbedRequest,
         {"type": "object"},
     ),
     "/api/tags": Operation("The models that there are, as Ollama's API.", None, MODELS),
