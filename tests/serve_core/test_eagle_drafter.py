@@ -111,7 +111,7 @@ def test_a_text_that_repeats_itself_is_drafted_without_the_head() -> None:
             """It has no pages."""
 
     other.progress = SimpleNamespace(seq_id=31)  # type: ignore[attr-defined]
-    other.samplings = [Sampling()]  # type: ignore[attr-defined]
+    other.quiet = Sampling()  # type: ignore[attr-defined]
     drafter = EagleDrafter(Head(FakeRunner()), clock=lambda: next(clock))
     both: Any = [text, other]
     assert [(one.length, one.kind) for one in drafter.offers(both, [4, 4])] == [(4, 3), (4, 0)]

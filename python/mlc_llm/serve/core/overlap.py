@@ -19,6 +19,7 @@ from collections import abc
 from mlc_llm.errors import EngineDead
 from mlc_llm.runtime.batch import NO_ADAPTER, Batch, BatchRow, OverlappingRunner, Sampled
 from mlc_llm.runtime.decode_rows import STAND_IN
+from mlc_llm.serve.core.decode_group import left_of
 from mlc_llm.serve.core.decode_groups import DecodeGroups
 from mlc_llm.serve.core.sampling import sampling_of
 from mlc_llm.serve.core.scheduler import Scheduler
@@ -154,17 +155,11 @@ class Overlap:
                 return None
             tokens, samplings = sequence.generated[-1:], [sampling_of(sequence)]
             return BatchRow(progress.seq_id, tokens, samplings, adapter=adapter)
-        if not request.is_free or request.handover is not None or self._ends(sequence):
+        ends = left_of(sequence, self._longest) <= 1  # with the token under way
+        if not request.is_free or request.handover is not None or ends:
             return None
         samplings = [sampling_of(sequence, ahead=1)]
         return BatchRow(progress.seq_id, STAND_IN, samplings, adapter=adapter, chosen_by=at)
-
-    def _ends(self, sequence: Sequence) -> bool:
-        """The token under way is the last one that it may have."""
-        most = sequence.request.config.max_tokens
-        if 0 <= most <= len(sequence.generated) + 1:
-            return True
-        return sequence.known + 1 >= self._longest
 
     def _has_pages(self, ahead: StepPlan) -> bool:
         """Each row gets its token without an eviction."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import abc
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampling
+from mlc_llm.runtime.batch import Batch, BatchRow, Runner
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_lengths import StepTimes
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
@@ -114,7 +114,7 @@ class DraftModel:
             if end == follower.known:
                 break
             tokens = sequence.tokens(follower.known, end)
-            samplings = [_quiet(draft)] if end == sequence.known else []
+            samplings = [draft.quiet] if end == sequence.known else []
             batch.append(draft)
             rows.append(BatchRow(follower.seq_id, tokens, samplings))
             left -= len(tokens)
@@ -145,7 +145,7 @@ class DraftModel:
         """The row that samples the token behind the last draft token."""
         follower, last = self._followers[draft.sequence.key], draft.token_ids[-1]
         follower.drafted.append(last)
-        return BatchRow(follower.seq_id, [last], [_quiet(draft)])
+        return BatchRow(follower.seq_id, [last], [draft.quiet])
 
     def _run(
         self, drafts: abc.Sequence[DraftSequence], rows: abc.Sequence[BatchRow]
@@ -161,11 +161,6 @@ class DraftModel:
             for draft, several in zip(drafts, samples, strict=True)
             if several and several[0].error is None and draft.push(several[0].token_id)
         ]
-
-
-def _quiet(draft: DraftSequence) -> Sampling:
-    """The sampling of the next token, without the log-probabilities, which nobody reads."""
-    return replace(draft.samplings[-1], top_logprobs=-1)
 
 
 def _pages(follower: _Follower, page_size: int) -> int:

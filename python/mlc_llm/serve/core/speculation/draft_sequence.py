@@ -29,6 +29,14 @@ class DraftSequence:
         self._numbers = int(sequence.is_drawn)
         """Random numbers that the samplings so far use."""
 
+    @property
+    def quiet(self) -> Sampling:
+        """The sampling of the next token, without what nobody reads of a draft."""
+        last = self.samplings[-1]
+        if last.top_logprobs < 0 and not last.wants_hidden:
+            return last
+        return replace(last, top_logprobs=-1, wants_hidden=False)
+
     def push(self, token_id: int) -> bool:
         """Add a draft token. False, and it cannot grow any more, where the token is useless.
 

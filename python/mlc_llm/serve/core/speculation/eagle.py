@@ -10,9 +10,8 @@ import math
 import time
 from collections import abc
 from collections.abc import Callable
-from dataclasses import replace
 
-from mlc_llm.runtime.batch import Batch, BatchRow, DraftingRunner, Sampling
+from mlc_llm.runtime.batch import Batch, BatchRow, DraftingRunner
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_lengths import StepTimes
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
@@ -92,9 +91,7 @@ class EagleDrafter:
     ) -> list[int]:
         """Draft a token for some of the sequences; returns those that have one more for it.
         placed: counts the tokens of each that are in its pages."""
-        rows = [
-            BatchRow(_seq_id(drafts[i]), [_last(drafts[i])], [_quiet(drafts[i])]) for i in which
-        ]
+        rows = [BatchRow(_seq_id(drafts[i]), [_last(drafts[i])], [drafts[i].quiet]) for i in which]
         start = self._clock()
         samples = self._runner.draft(Batch(rows)).samples
         self._times.learn(len(rows), self._clock() - start)
@@ -124,11 +121,3 @@ def _last(draft: DraftSequence) -> int:
     """The newest token: a draft token, or the last known one."""
     known = draft.sequence.known
     return draft.token_ids[-1] if draft.token_ids else draft.sequence.tokens(known - 1, known)[0]
-
-
-def _quiet(draft: DraftSequence) -> Sampling:
-    """The sampling of the next token, without what nobody reads."""
-    last = draft.samplings[-1]
-    if last.top_logprobs < 0 and not last.wants_hidden:
-        return last
-    return replace(last, top_logprobs=-1, wants_hidden=False)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections import abc
 from collections.abc import Callable
-from dataclasses import replace
 
-from mlc_llm.runtime.batch import DraftHeads, Hidden, Sampling
+from mlc_llm.runtime.batch import DraftHeads, Hidden
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_lengths import StepTimes
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
@@ -58,7 +57,7 @@ class MedusaDrafter:
         """Let a head draft for some sequences; returns those that have one more token for it."""
         hidden = [_hidden(draft.sequence) for draft, _ in drafting]
         vectors = [one for one in hidden if one is not None]
-        samplings = [_quiet(draft) for draft, _ in drafting]
+        samplings = [draft.quiet for draft, _ in drafting]
         start = self._clock()
         samples = self._heads.sample(head, vectors, samplings)
         self._times.learn(len(drafting), self._clock() - start)
@@ -74,8 +73,3 @@ def _hidden(sequence: Sequence) -> Hidden | None:
     if sequence.hidden is None or sequence.hidden[0] != sequence.known:
         return None
     return sequence.hidden[1]
-
-
-def _quiet(draft: DraftSequence) -> Sampling:
-    """The sampling of the next token, without what nobody reads."""
-    return replace(draft.samplings[-1], top_logprobs=-1, wants_hidden=False)
