@@ -132,7 +132,7 @@ def test_a_head_without_finite_logits_is_named_once(caplog: pytest.LogCaptureFix
 
     text = Text(0, [1, 2, 3])
     text.progress = SimpleNamespace(seq_id=5)  # type: ignore[attr-defined]
-    text.samplings = [Sampling()]  # type: ignore[attr-defined]
+    text.quiet = Sampling()  # type: ignore[attr-defined]
     drafter, texts = EagleDrafter(Head(FakeRunner())), [cast("Any", text)]
     for _ in range(2):
         drafter.offers(texts, [4])

@@ -105,8 +105,7 @@ class KVCache:
         states: StateTable | None = None,
         follows: int | None = None,
     ) -> None:
-        """pages, windows: of each group. states: of recurrent layers. follows: the group of a draft
-        head."""
+        """pages, windows: of each group. follows: the group of a draft head."""
         self._states = states
         self._tables = [
             PageTable(

@@ -110,8 +110,7 @@ class ModelRunner:
         self._step = make_step(self._library, read(weights), limits, window)
         self._cache = KVCache(
             info, self._step.page_counts, max_num_sequence, self._copy_pages, windows,
-            states=StateTable(max_num_sequence, draft_states) if metadata.states else None,
-            follows=metadata.eagle_group,
+            states=self._state_table(), follows=metadata.eagle_group,
         )  # fmt: skip
         self._repeated = self._repeating(device)
         self._limits = self._with_overlap(limits)
@@ -119,6 +118,13 @@ class ModelRunner:
         fast = FastTokens(metadata, precision)
         prepare = partial(Preparation, limits, device, self._cache, fast, images)
         self._next, self._drafting = prepare(), prepare(drafts=True)
+
+    def _state_table(self) -> StateTable | None:
+        """None: no layer is recurrent."""
+        limits = self._limits
+        if not limits.has_states:
+            return None
+        return StateTable(limits.max_num_sequence, limits.draft_states)
 
     def _check(self, window: Window | None, pages: KVCacheDtype, adapters: AdapterLimits) -> None:
         """Raises InvalidField unless the library is made for what is asked."""
