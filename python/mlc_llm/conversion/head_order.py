@@ -1,8 +1,4 @@
-"""Heads of values in the order of GGUF files of Qwen3.5: in turn for each head of keys.
-
-A folder has the heads of values that share a head of keys side by side (llama.cpp, conversion of
-Qwen3.5: "reorders V heads from grouped to tiled order").
-"""
+"""Tensors whose heads of values are in the order of GGUF files (see `models/head_order.py`)."""
 
 from __future__ import annotations
 
@@ -15,12 +11,11 @@ import numpy.typing as npt
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.tensor_views import View
+from mlc_llm.models.head_order import Order, columns_in_turn, rows_in_turn
 from mlc_llm.models.recurrent import GatedDeltaSpec
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES
 from mlc_llm.record import record
-
-Order = npt.NDArray[np.int64]
 
 
 def with_heads_in_turn(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -34,16 +29,9 @@ def with_heads_in_turn(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[s
 
 
 def _change(found: dict[str, Tensor], start: str, one: GatedDeltaSpec) -> None:
-    heads = np.arange(one.heads).reshape(one.key_heads, -1).T.reshape(-1)
-    values = (heads[:, None] * one.head_dim + np.arange(one.head_dim)).reshape(-1)
-    behind = np.concatenate([np.arange(2 * one.keys), 2 * one.keys + values])
-    rows = {
-        "attn_qkv.weight": behind, "ssm_conv1d.weight": behind, "attn_gate.weight": values,
-        "ssm_alpha.weight": heads, "ssm_beta.weight": heads, "ssm_a": heads, "ssm_dt.bias": heads,
-    }  # fmt: skip
-    for name, order in rows.items():
-        found[start + name] = Reordered(*_plain(found[start + name]), order, 0)
-    found[f"{start}ssm_out.weight"] = Reordered(*_plain(found[f"{start}ssm_out.weight"]), values, 1)
+    for axis, orders in enumerate((rows_in_turn(one), columns_in_turn(one))):
+        for name, order in orders.items():
+            found[start + name] = Reordered(*_plain(found[start + name]), order, axis)
 
 
 def _plain(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:

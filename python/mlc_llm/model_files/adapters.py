@@ -16,6 +16,7 @@ from mlc_llm.loader.lora_folder import open_lora_folder
 from mlc_llm.loader.lora_gguf import open_lora_gguf
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.model_files.file_order import file_order
 from mlc_llm.model_files.folder_tensors import leaf_of, named_tensors
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel, with_tensors
@@ -119,8 +120,8 @@ def _of_folder(
     for name, leaf in leaves.items():
         one, source = adapter.factors[leaf], sources[name]
         change = _change(adapter, one, source.shape, found[name])
-        in_file = source.paired is not None and not names.interleaved_rope
-        changes[name] = _paired(change, source) if in_file else change
+        order = file_order(files, source, folder_pairs=names.interleaved_rope)
+        changes[name] = Change(*order.of(change.down, change.up))
     return changes
 
 
@@ -165,13 +166,6 @@ def _values(adapter: LoraAdapter, tensor: Tensor) -> Floats:
             f"{adapter.path}: tensor {printable(tensor.name)} holds NaN or infinite values"
         )
     return values
-
-
-def _paired(change: Change, source: Source) -> Change:
-    """In the order of a file that pairs neighbouring rows, from one that pairs halves."""
-    up = np.empty_like(change.up)
-    up[row_order(source, len(up))] = change.up
-    return replace(change, up=up)
 
 
 def parts_of(
