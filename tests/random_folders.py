@@ -16,13 +16,24 @@ from safetensors.numpy import load_file, save_file
 from tiny_folders import tokenizer_files
 
 from mlc_llm.models.registry import architecture_of, read_config
-from mlc_llm.models.tensor_names import MinusExp, Origin, PlusOne, Rows, Scaled, Squeezed
+from mlc_llm.models.tensor_names import (
+    Either,
+    MinusExp,
+    Origin,
+    PlusOne,
+    Rows,
+    Scaled,
+    Squeezed,
+    Transposed,
+)
 from mlc_llm.models.weight_plan import wanted_tensors
 from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
 
 Floats = npt.NDArray[np.float32]
 Sizes = dict[str, tuple[int, ...]]
 RANK = 5
+TURNED = "GPT2LMHeadModel"
+"""Its folders have matrices [columns, rows]."""
 _NO_MATRIX = re.compile(r"\.experts\.|mlp\.gate$|shared_expert_gate$")
 """Modules that adapters leave out: experts, and what chooses them, whose last bits could choose
 others."""
@@ -49,6 +60,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "Glm4ForCausalLM": USUAL | {"num_hidden_layers": 2, "attention_bias": False},
     "Phi3ForCausalLM": USUAL | {"num_hidden_layers": 2},
+    TURNED: {
+        "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512, "layer_norm_epsilon": 1e-5,
+        "vocab_size": VOCABULARY_SIZE, "activation_function": "gelu_new",
+    },
 }  # fmt: skip
 CONFIGS["Qwen3_5MoeForCausalLM"] = CONFIGS["Qwen3_5ForCausalLM"] | {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
@@ -56,10 +71,10 @@ CONFIGS["Qwen3_5MoeForCausalLM"] = CONFIGS["Qwen3_5ForCausalLM"] | {
 }  # fmt: skip
 
 
-def write_random(folder: Path, name: str) -> Path:
-    """A model of a class in `CONFIGS`. Its experts are stacks of matrices."""
+def write_random(folder: Path, name: str, config: Mapping[str, Any] | None = None) -> Path:
+    """A model of a class. config: None is that of `CONFIGS`."""
     folder.mkdir()
-    config = {**CONFIGS[name], "architectures": [name]}
+    config = {**(config or CONFIGS[name]), "architectures": [name]}
     texts = {"config.json": json.dumps(config), **tokenizer_files()}
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8")
@@ -72,34 +87,35 @@ def write_random(folder: Path, name: str) -> Path:
 def folder_sizes(config: Mapping[str, Any]) -> Sizes:
     """The shapes of the tensors of a folder, by their names there."""
     origins, found = architecture_of(config).names_of(config).origins, Sizes()
-    for name, shape in wanted_tensors(read_config(config)).items():
+    wanted = wanted_tensors(read_config(config))
+    for name, shape in wanted.items():
         layer = re.match(r"blk\.(\d+)\.", name)
         number = layer[1] if layer else ""
-        pattern = name.replace(f"blk.{number}.", "blk.{i}.") if layer else name
-        _add(found, origins[pattern], shape, number)
+        origin = origins[name.replace(f"blk.{number}.", "blk.{i}.") if layer else name]
+        if isinstance(origin, Rows):
+            rows = sum(wanted[part.format(i=number)][0] for part in origin.parts)
+            _add(found, origin.of, (rows, *shape[1:]), number)
+        else:
+            _add(found, origin, shape, number)
     return found
 
 
 def _add(found: Sizes, origin: Origin, shape: tuple[int, ...], i: str) -> None:
+    """Of what a tensor of GGUF with such a shape is made of."""
     if isinstance(origin, str):
-        parts = shape[:1] if "{e}" in origin else ()
-        for e in range(*parts) if parts else (0,):
-            found[origin.format(i=i, e=e)] = shape[len(parts) :]
-    elif isinstance(origin, Rows):
-        assert isinstance(origin.of, str)
-        name = origin.of.format(i=i)
-        rows = found.get(name, (0,))[0]
-        found[name] = (rows + shape[0], *shape[1:])
+        names = range(shape[0]) if "{e}" in origin else (0,)
+        for e in names:
+            found[origin.format(i=i, e=e)] = shape[1:] if "{e}" in origin else shape
+    elif isinstance(origin, Either):
+        _add(found, origin.origins[0], shape, i)
     elif isinstance(origin, Squeezed):
-        assert isinstance(origin.of, str)
-        name = origin.of.format(i=i)
-        found[name] = (
-            (shape[0], 1, shape[1]) if len(shape) == 2 and "conv" in name else ((math.prod(shape),))
-        )
-    elif isinstance(origin, PlusOne | MinusExp | Scaled):
-        _add(found, origin.of, shape, i)
+        is_kernel = len(shape) == 2 and "conv" in str(origin.of)
+        _add(found, origin.of, (shape[0], 1, shape[1]) if is_kernel else (math.prod(shape),), i)
+    elif isinstance(origin, Transposed):
+        _add(found, origin.of, shape[::-1], i)
     else:
-        _add(found, origin.origins[0] if hasattr(origin, "origins") else origin.of, shape, i)
+        assert isinstance(origin, PlusOne | MinusExp | Scaled)
+        _add(found, origin.of, shape, i)
 
 
 def _random(rng: np.random.Generator, size: tuple[int, ...]) -> Floats:
@@ -115,16 +131,17 @@ def write_adapter(
     """A PEFT folder that changes the matrices of layers of a model, as much as they are. takes: of
     which modules."""
     rng, tensors = np.random.default_rng(3), {}
+    turned = json.loads((model / "config.json").read_text())["architectures"] == [TURNED]
     for name, weights in load_file(model / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if ".layers." not in name or weights.ndim != 2 or _NO_MATRIX.search(module):
+        in_layer = re.search(r"\.\d+\.", name) and not _NO_MATRIX.search(module)
+        if not in_layer or weights.ndim != 2 or not takes(module):
             continue
-        if not takes(module):
-            continue
-        rows, columns = weights.shape
+        rows, columns = weights.shape[::-1] if turned else weights.shape
         down = rng.standard_normal((RANK, columns)) / np.sqrt(columns)
         up = rng.standard_normal((rows, RANK)) / np.sqrt(RANK)
         for part, values in (("lora_A", down), ("lora_B", up)):
             tensors[f"base_model.model.{module}.{part}.weight"] = values.astype(np.float32)
     assert tensors
-    return write_peft(folder, tensors, config_of(r=RANK, lora_alpha=float(RANK)))
+    changes = {"fan_in_fan_out": True} if turned else {}
+    return write_peft(folder, tensors, config_of(r=RANK, lora_alpha=float(RANK), **changes))

@@ -1,5 +1,6 @@
 """One adapter on a folder and on the GGUF file of it: the rows of some files stand in another
-order."""
+order,
+or are joined."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ import numpy.typing as npt
 import pytest
 from architecture_tools import TOKENS, relative_error, runner_of_plan
 from conversion_tools import quiet
-from random_folders import write_adapter, write_random
+from random_folders import CONFIGS, RANK, write_adapter, write_random
 
 from mlc_llm.conversion.convert import convert_weight
+from mlc_llm.errors import UserError
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.model_files.adapters import changes_of, merged, open_adapter, parts_of
 from mlc_llm.model_files.base import ModelFiles
@@ -26,6 +28,9 @@ REORDERED = (
     "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "SmolLM3ForCausalLM",
     "GraniteMoeHybridForCausalLM",
 )  # fmt: skip
+JOINED = ("Glm4ForCausalLM", "Phi3ForCausalLM", "GPT2LMHeadModel")
+"""Their files have matrices as one that others have apart."""
+EACH = (*REORDERED, *JOINED)
 WORST = 1e-4
 """Largest difference of a logit, relative to the largest one."""
 
@@ -58,7 +63,7 @@ def weights(path: Path) -> Mapping[str, npt.NDArray[np.float32]]:
     }
 
 
-@pytest.mark.parametrize("name", REORDERED)
+@pytest.mark.parametrize("name", EACH)
 def test_a_merged_file_is_that_of_the_merged_folder(tmp_path: Path, name: str) -> None:
     model = Model(tmp_path, name)
     for files in (model.folder, model.file):
@@ -71,8 +76,8 @@ def test_a_merged_file_is_that_of_the_merged_folder(tmp_path: Path, name: str) -
         np.testing.assert_allclose(found[key], values, rtol=1e-5, atol=1e-5, err_msg=key)
 
 
-@pytest.mark.one_of(4)
-@pytest.mark.parametrize("name", REORDERED)
+@pytest.mark.one_of(7)
+@pytest.mark.parametrize("name", EACH)
 def test_an_adapter_does_the_same_to_both(tmp_path: Path, name: str) -> None:
     model = Model(tmp_path, name)
     expected = model.logits(model.folder, "of-folder", adapted=True)
@@ -80,3 +85,20 @@ def test_an_adapter_does_the_same_to_both(tmp_path: Path, name: str) -> None:
     assert relative_error(found.astype(np.float32), expected) <= WORST
     plain = model.logits(model.file, "plain", adapted=False)
     assert relative_error(plain.astype(np.float32), expected) > 0.1, "it proves nothing"
+
+
+@pytest.mark.parametrize("name", ["Glm4ForCausalLM", "Phi3ForCausalLM"])
+def test_an_adapter_of_a_fused_network_alone(tmp_path: Path, name: str) -> None:
+    model = Model(tmp_path, name)
+    adapter = write_adapter(tmp_path / "network", model.folder.path, lambda one: "mlp" in one)
+    changes = changes_of(model.file, open_adapter(str(adapter)))
+    assert {one.split(".")[2] for one in changes} == {"ffn_up", "ffn_down"}
+    assert changes["blk.1.ffn_up.weight"].up.shape == (192, RANK)
+
+
+def test_a_fused_network_of_another_size_is_refused(tmp_path: Path) -> None:
+    model, small = Model(tmp_path, "Phi3ForCausalLM"), CONFIGS["Phi3ForCausalLM"]
+    other = write_random(tmp_path / "other", "Phi3ForCausalLM", small | {"intermediate_size": 64})
+    adapter = write_adapter(tmp_path / "narrow", other, lambda one: one.endswith("gate_up_proj"))
+    with pytest.raises(UserError, match=r"has shape \(128, 5\), this model needs \(192, 5\)"):
+        changes_of(model.file, open_adapter(str(adapter)))

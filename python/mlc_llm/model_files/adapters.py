@@ -17,7 +17,8 @@ from mlc_llm.loader.lora_gguf import open_lora_gguf
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.file_order import file_order
-from mlc_llm.model_files.folder_tensors import leaf_of, named_tensors
+from mlc_llm.model_files.folder_leaves import folder_leaves
+from mlc_llm.model_files.folder_tensors import named_tensors
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel, with_tensors
 from mlc_llm.model_files.quantized import QuantizedModel
@@ -104,22 +105,22 @@ def _of_folder(
     files: ModelFiles, adapter: LoraAdapter, sources: Mapping[str, Source]
 ) -> dict[str, Change]:
     names = _names(files, adapter)
-    leaves = {}
-    for name in sources:
-        leaf = leaf_of(name, names, adapter.factors)
-        if leaf is not None:
-            leaves[name] = leaf
-    _check_known(adapter, set(leaves.values()))
+    leaves = folder_leaves(sources, names, adapter.factors)
+    _check_known(adapter, {leaf.name for leaf in leaves.values()})
     wanted = {
-        name: (sources[name].shape[0], adapter.factors[leaf].rank) for name, leaf in leaves.items()
+        name: (sources[name].shape[0], adapter.factors[leaf.name].rank)
+        for name, leaf in leaves.items()
+        if not leaf.is_whole
     }
-    ups = {leaf: one.up for leaf, one in adapter.factors.items()}
+    whole = {name: adapter.factors[one.name].up for name, one in leaves.items() if one.is_whole}
+    used = {leaves[name].name for name in whole}
+    ups = {leaf: one.up for leaf, one in adapter.factors.items() if leaf not in used}
     heads = [one.heads for one in files.plan().spec.attention_layers.values()] or [1]
-    found = named_tensors(wanted, names.of_rows(), ups, heads[0])
+    found = named_tensors(wanted, names.of_rows(), ups, heads[0]) | whole
     changes = {}
     for name, leaf in leaves.items():
-        one, source = adapter.factors[leaf], sources[name]
-        change = _change(adapter, one, source.shape, found[name])
+        source = sources[name]
+        change = _change(adapter, adapter.factors[leaf.name], source.shape, found[name])
         order = file_order(files, source, folder_pairs=names.interleaved_rope)
         changes[name] = Change(*order.of(change.down, change.up))
     return changes

@@ -76,6 +76,18 @@ def leaf_of(name: str, names: FolderNames, tensors: Container[str]) -> str | Non
     return None if origin is None else _leaf_of(origin, numbers, tensors)
 
 
+def fused_parts(name: str, names: FolderNames, tensors: Container[str]) -> tuple[str, ...]:
+    """GGUF's names of all parts of the fused tensor of a folder that a matrix is some rows of, from
+    the first row on; (): it is none of these."""
+    pattern, numbers = _pattern(name)
+    origin = names.origins.get(pattern)
+    while isinstance(origin, Either):
+        there = (one for one in origin.origins if _leaf_of(one, numbers, tensors) is not None)
+        origin = next(there, None)
+    parts = origin.parts if isinstance(origin, Rows) else ()
+    return tuple(part.format(**numbers) for part in parts)
+
+
 def _leaf_of(origin: Origin, numbers: dict[str, str], tensors: Container[str]) -> str | None:
     if isinstance(origin, str):
         name = None if "{e}" in origin else origin.format(**numbers)
