@@ -49,6 +49,14 @@ def test_ids_are_the_makers(vocabularies: Path, name: str) -> None:
     assert wrong == []
 
 
+def test_a_chat_of_phi_3(vocabularies: Path) -> None:
+    metadata = GGUFFile.open(vocabularies / "ggml-vocab-phi-3.gguf").metadata
+    made, text = Tokenizer.from_gguf_metadata(metadata), "<|user|>\nHello<|end|>\n<|assistant|>\n"
+    ids = [32010, 15043, 32007, 32001]
+    assert made.encode(text, special=True) == ids
+    assert made.encode_segments(made.split_control(text)) == ids
+
+
 @pytest.mark.parametrize("name", FLAT)
 def test_ids_out_of_the_flat_form_are_the_makers(vocabularies: Path, name: str) -> None:
     path = vocabularies / f"ggml-vocab-{name}.gguf"

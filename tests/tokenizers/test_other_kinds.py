@@ -56,6 +56,29 @@ def test_text_that_goes_on_gets_no_space(architecture: str) -> None:
     assert [SMALL[i] for i in made.encode_segments(["", "a"])] == ["a"]
 
 
+PHI = ["<unk>", "<s>", "</s>", "▁", "a", "▁a", "<|end|>", "<|endoftext|>", "<pad>"]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("<|end|> \n a<|end|>\n", ["<|end|>", "▁a", "<|end|>"]),
+        ("<|end|>\n<|end|>", ["<|end|>", "<|end|>"]),
+        ("</s>  a", ["</s>", "▁a"]),
+        ("<|endoftext|> a", ["<|endoftext|>", "▁", "▁a"]),
+        ("<s> a<pad> a", ["<s>", "▁", "▁a", "<pad>", "▁", "▁a"]),
+    ],
+)
+def test_tokens_of_phi_3_remove_the_white_space_behind_them(text: str, tokens: list[str]) -> None:
+    kinds = [3, 3, 4, 1, 1, 1, 3, 3, 3]
+    made = small("phi3", tokens=PHI, token_type=kinds, scores=[0.0] * 3 + [-9.0, -9.0] + [-1.0] * 4)
+    ids = made.encode(text, special=True)
+    assert [PHI[i] for i in ids] == tokens
+    assert made.encode_segments(made.split_control(text)) == ids
+    other = small(tokens=PHI, token_type=kinds, scores=[0.0] * 3 + [-9.0, -9.0] + [-1.0] * 4)
+    assert len(other.encode("<|end|> a", special=True)) == 3, "Llama's keep it"
+
+
 def test_only_the_start_gets_a_space_in_mistrals_newer_vocabularies() -> None:
     made = small(control="[INST]")
     whole = made.encode("a[INST]a", special=True)

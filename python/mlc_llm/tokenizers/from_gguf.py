@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol
@@ -16,7 +16,7 @@ from mlc_llm.tokenizers.characters import NAME
 from mlc_llm.tokenizers.flat import FlatVocabulary, flattened
 from mlc_llm.tokenizers.frame import gguf_frame
 from mlc_llm.tokenizers.longest_match import longest_match_parts
-from mlc_llm.tokenizers.parts import Backends, Parts, Prefix, Tables
+from mlc_llm.tokenizers.parts import Backends, Parts, Prefix, Strip, Tables
 from mlc_llm.tokenizers.prepared import prepared_parts
 from mlc_llm.tokenizers.unigram import Unigram
 from mlc_llm.tokenizers.vocabulary import Vocabulary
@@ -45,6 +45,8 @@ _KINDS: dict[str, Kind] = {
     "bert": wordpiece,
 }
 """The module for each value of `tokenizer.ggml.model`; `t5` and `rwkv` have none."""
+_KEEPING = "<|endoftext|>"
+"""The one of Phi-3's own control tokens that leaves the white space behind it."""
 
 
 def parts_of_metadata(metadata: Mapping[str, object]) -> Parts:
@@ -64,7 +66,6 @@ def parts_of_vocabulary(vocabulary: Vocabulary, config: FolderConfig | None = No
         return longest_match_parts(vocabulary, config)
     made = _backends(vocabulary)
     kind = _KINDS[vocabulary.model]
-    added = {} if config is None else config.added
     return Parts(
         backends=lambda: made,
         token_bytes=partial(kind.token_bytes, vocabulary),
@@ -74,9 +75,28 @@ def parts_of_vocabulary(vocabulary: Vocabulary, config: FolderConfig | None = No
         eos_token_id=vocabulary.ids.get("eos_token_id"),
         eos_token_ids=vocabulary.end_ids | (config.end_ids if config else frozenset()),
         add_bos=vocabulary.add_bos,
-        strips={i: one.strip for i, one in added.items() if one.is_special and any(one.strip)},
+        strips=_strips(vocabulary) if config is None else _stated_strips(config),
         strips_leading_space=kind is wordpiece or kind.prefix(vocabulary) is not Prefix.NONE,
     )
+
+
+def _strips(vocabulary: Vocabulary) -> dict[int, Strip]:
+    """What control tokens strip. GGUF has no field for it."""
+    strips = _stripping(vocabulary)
+    return {i: Strip(False, True) for text, i in vocabulary.control.items() if text in strips}
+
+
+def _stated_strips(config: FolderConfig) -> dict[int, Strip]:
+    return {i: one.strip for i, one in config.added.items() if one.is_special and any(one.strip)}
+
+
+def _stripping(vocabulary: Vocabulary) -> frozenset[str]:
+    """The tokens that remove the white space behind them: those that Phi-3 has beyond Llama's, and
+    the end token, which is user-defined there."""
+    if vocabulary.model != "llama" or vocabulary.architecture != "phi3":
+        return frozenset()
+    own = {text for text in vocabulary.control if text.startswith("<|") and text.endswith("|>")}
+    return frozenset((own | {"</s>"}) - {_KEEPING})
 
 
 def _unigram(vocabulary: Vocabulary) -> Parts:
@@ -147,13 +167,13 @@ def parts_of_flat(data: memoryview, metadata: Mapping[str, object]) -> Parts:
 def _backends(vocabulary: Vocabulary) -> Backends:
     kind = _KINDS[vocabulary.model]
     tables = kind.tables(vocabulary)
-    prefix = kind.prefix(vocabulary)
+    prefix, strips = kind.prefix(vocabulary), _stripping(vocabulary)
 
     def backend(model: models.Model, *, plain: bool, continued: bool = False) -> hf.Tokenizer:
         made = hf.Tokenizer(model)
         kind.finish(made, vocabulary, continued=continued)
-        made.add_special_tokens(_added(made, vocabulary.control, special=True))
-        made.add_tokens(_added(made, vocabulary.user_defined, special=False))
+        made.add_special_tokens(_added(made, vocabulary.control, strips, special=True))
+        made.add_tokens(_added(made, vocabulary.user_defined, strips, special=False))
         made.encode_special_tokens = plain
         return made
 
@@ -169,11 +189,15 @@ def _backends(vocabulary: Vocabulary) -> Backends:
     )
 
 
-def _added(backend: hf.Tokenizer, tokens: Mapping[str, int], *, special: bool) -> list[AddedToken]:
-    """Tokens that are matched before the merges.
+def _added(
+    backend: hf.Tokenizer, tokens: Mapping[str, int], strips: Container[str], *, special: bool
+) -> list[AddedToken]:
+    """Tokens that are matched before the merges. strips: those that remove white space.
 
     Left out are tokens that the model hides or writes in another way: merges make them, and as
     added tokens they would get new ids. An empty name is left out too: it would match everywhere.
     """
     known = [text for text in tokens if text and backend.token_to_id(text) is not None]
-    return [AddedToken(text, normalized=False, special=special) for text in known]
+    return [
+        AddedToken(text, rstrip=text in strips, normalized=False, special=special) for text in known
+    ]
