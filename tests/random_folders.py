@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from mlc_llm.models.tensor_names import (
     Rows,
     Scaled,
     Squeezed,
+    Stacked,
     Transposed,
 )
 from mlc_llm.models.weight_plan import wanted_tensors
@@ -59,6 +61,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "position_embedding_type": "nope", "attention_multiplier": 0.25,
     },
     "Glm4ForCausalLM": USUAL | {"num_hidden_layers": 2, "attention_bias": False},
+    "Lfm2ForCausalLM": USUAL | {
+        "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+        "conv_L_cache": 3, "norm_eps": 1e-5, "block_auto_adjust_ff_dim": False,
+        "tie_embedding": True,
+    },
+    "FalconH1ForCausalLM": USUAL | _STATES | {
+        "num_hidden_layers": 2, "mamba_norm_before_gate": False, "embedding_multiplier": 1.5,
+        "lm_head_multiplier": 0.5, "attention_in_multiplier": 1.25, "key_multiplier": 0.5,
+        "attention_out_multiplier": 1.5, "mlp_multipliers": [0.75, 0.5], "ssm_in_multiplier": 1.25,
+        "ssm_out_multiplier": 0.5, "ssm_multipliers": [1.0, 0.5, 0.75, 1.25, 1.5],
+    },
+    "Mamba2ForCausalLM": {
+        "num_hidden_layers": 3, "hidden_size": 64, "vocab_size": VOCABULARY_SIZE, "num_heads": 4,
+        "head_dim": 32, "state_size": 16, "n_groups": 2, "conv_kernel": 4, "expand": 2,
+        "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False,
+    },
+    "RWKV7ForCausalLM": {
+        "num_hidden_layers": 3, "hidden_size": 64, "vocab_size": VOCABULARY_SIZE, "head_dim": 32,
+        "intermediate_size": 96, "decay_low_rank_dim": 32, "a_low_rank_dim": 32,
+        "v_low_rank_dim": 32, "gate_low_rank_dim": 32, "norm_eps": 1e-5, "hidden_act": "sqrelu",
+    },
     "Phi3ForCausalLM": USUAL | {"num_hidden_layers": 2},
     TURNED: {
         "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512, "layer_norm_epsilon": 1e-5,
@@ -108,6 +131,9 @@ def _add(found: Sizes, origin: Origin, shape: tuple[int, ...], i: str) -> None:
             found[origin.format(i=i, e=e)] = shape[1:] if "{e}" in origin else shape
     elif isinstance(origin, Either):
         _add(found, origin.origins[0], shape, i)
+    elif isinstance(origin, Stacked):
+        for one in origin.rows:
+            _add(found, one, shape[1:], i)
     elif isinstance(origin, Squeezed):
         is_kernel = len(shape) == 2 and "conv" in str(origin.of)
         _add(found, origin.of, (shape[0], 1, shape[1]) if is_kernel else (math.prod(shape),), i)
@@ -145,3 +171,17 @@ def write_adapter(
     assert tensors
     changes = {"fan_in_fan_out": True} if turned else {}
     return write_peft(folder, tensors, config_of(r=RANK, lora_alpha=float(RANK), **changes))
+
+
+def write_merged(folder: Path, model: Path, adapter: Path) -> Path:
+    """The model whose matrices have the changes of an adapter in them, by its definition. Not for
+    `TURNED`."""
+    shutil.copytree(model, folder)
+    weights, start = load_file(model / "model.safetensors"), "base_model.model."
+    factors = load_file(adapter / "adapter_model.safetensors")
+    for name, down in factors.items():
+        module, part, _ = name.removeprefix(start).rsplit(".", 2)
+        if part == "lora_A":
+            weights[f"{module}.weight"] += factors[f"{start}{module}.lora_B.weight"] @ down
+    save_file(weights, str(folder / "model.safetensors"))
+    return folder

@@ -30,7 +30,7 @@ REORDERED = (
 )  # fmt: skip
 JOINED = ("Glm4ForCausalLM", "Phi3ForCausalLM", "GPT2LMHeadModel")
 """Their files have matrices as one that others have apart."""
-EACH = (*REORDERED, *JOINED)
+EACH = (*REORDERED, *JOINED, "Lfm2ForCausalLM", "Mamba2ForCausalLM")
 WORST = 1e-4
 """Largest difference of a logit, relative to the largest one."""
 
@@ -76,7 +76,7 @@ def test_a_merged_file_is_that_of_the_merged_folder(tmp_path: Path, name: str) -
         np.testing.assert_allclose(found[key], values, rtol=1e-5, atol=1e-5, err_msg=key)
 
 
-@pytest.mark.one_of(7)
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize("name", EACH)
 def test_an_adapter_does_the_same_to_both(tmp_path: Path, name: str) -> None:
     model = Model(tmp_path, name)
