@@ -94,7 +94,7 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
         "--precision",
         choices=ENGINE_PRECISIONS,
         metavar="NAME",
-        help="how exactly the model is computed: exact, fast-prompts, fast (all of it), or auto, "
+        help="how exactly the model is computed: exact, fast-prompts, fast (answers too), or auto, "
         "which measures them and takes the fastest that is near enough (default: exact)",
     )
     add_kv_cache(group)

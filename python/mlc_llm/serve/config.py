@@ -129,14 +129,14 @@ class EngineConfig:
     """How exactly the model is computed. `exact`: activations have 16 bits, which gives the answers
     of float32. `fast-prompts`: the tokens of prompts have 8 bits where that costs the least; a text
     then also depends on which of its tokens were a prompt and which the prefix cache had from an
-    answer. `fast`: all tokens have 8 bits, but for what becomes keys and values. With weights of
-    16-bit floats, and with AMX, they are bfloat16. With AMX `fast` becomes `fast-prompts`, since
-    exact answers are the faster ones there (not for encoders and models with recurrent layers). A
-    token's bits never depend on other requests. What they cost on a model, `mlc_llm fit
-    --precisions` measures. `auto`: the fastest whose answers differ from those of `exact` by a mean
-    KL divergence of at most 1e-4; it is measured when the model is opened for the first time.
-    Kernels without faster ways (avx2, portable; of floats vnni too) refuse them. None: what
-    `prompt_precision` says, else `exact`."""
+    answer. `fast`: all tokens have 8 bits, on a CPU but for what becomes keys and values. With
+    weights of 16-bit floats, and with AMX, they are bfloat16. With AMX `fast` becomes
+    `fast-prompts`, since exact answers are the faster ones there (not for encoders and models with
+    recurrent layers). A token's bits never depend on other requests. What they cost on a model,
+    `mlc_llm fit --precisions` measures. `auto`: the fastest whose answers differ from those of
+    `exact` by a mean KL divergence of at most 1e-4; it is measured when the model is opened for the
+    first time. Kernels without faster ways (avx2, portable; of floats vnni too) refuse them. None:
+    what `prompt_precision` says, else `exact`."""
     prompt_precision: Literal["exact", "fast"] | None = None
     """The older name of `precision`: 'fast' means `fast-prompts`. If both are given they have to
     agree. None in a config that was made: `precision` says it."""
