@@ -89,9 +89,8 @@ class ModelRunner:
         tower: ImageRunner | None = None,
         draft_states: int = 0,
     ) -> None:
-        """library, weights: folders made by the compiler. precision, kv_cache: what it has to be
-        for. read: gives what is in the folder `weights`. make_step: makes what computes. tower:
-        for a library that is for images. draft_states: as of `RunnerLimits`.
+        """library, weights: folders made by the compiler, for this precision and kv_cache. read:
+        gives what is in `weights`. make_step: makes what computes. tower: of a library for images.
 
         Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
         """
@@ -112,8 +111,7 @@ class ModelRunner:
             info, self._step.page_counts, max_num_sequence, self._copy_pages, windows,
             states=self._state_table(), follows=metadata.eagle_group,
         )  # fmt: skip
-        self._repeated = self._repeating(device)
-        self._limits = self._with_overlap(limits)
+        self._repeated, self._limits = self._repeating(device)
         self._carrier = Carrier(info, self._cache, self._step.pages, self._step.states, device)
         fast = FastTokens(metadata, precision)
         prepare = partial(Preparation, limits, device, self._cache, fast, images)
@@ -132,15 +130,15 @@ class ModelRunner:
         check_page_format(self.metadata.kv, pages)
         check_adapters(self.metadata, adapters)
 
-    def _with_overlap(self, limits: RunnerLimits) -> RunnerLimits:
+    def _repeating(self, device: Device) -> tuple[DecodeSteps | None, RunnerLimits]:
         """Where steps are repeated, they can be started early, unless a failure could not be undone
         (of two steps with states), or tokens are put into another order (fast ones)."""
+        limits, repeats = self._limits, self._step.repeats
+        if repeats is None:
+            return None, limits
         is_plain = not limits.has_states and limits.precision == "exact"
-        return replace(limits, overlaps=self._repeated is not None and is_plain)
-
-    def _repeating(self, device: Device) -> DecodeSteps | None:
-        repeats = self._step.repeats
-        return None if repeats is None else DecodeSteps(self._step, self._sampler, repeats, device)
+        steps = DecodeSteps(self._step, self._sampler, repeats, device)
+        return steps, replace(limits, overlaps=is_plain)
 
     @property
     def before_compute(self) -> Callable[[], None] | None:

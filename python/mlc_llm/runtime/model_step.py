@@ -118,8 +118,7 @@ class ModelStep:
         self.page_counts = group_pages(windows, limits)
         """Of each group of layers. Behind them is one that no sequence has, if steps repeat."""
         self.repeats = device.repeats() if self.has_all_heads else None
-        spares = 0 if self.repeats is None else 1
-        self.page_size = info.kv.page_size
+        spares, self.page_size = int(self.repeats is not None), info.kv.page_size
         self.spare_state = state_slots(limits.max_num_sequence, limits.draft_states)
         self.pages = allocate_pages(info.kv, [n + spares for n in self.page_counts], device)
         self.states = allocate_states(info.states, self.spare_state + spares, device)
