@@ -129,6 +129,18 @@ def test_longrope_needs_its_factors() -> None:
         read_gguf({"general.architecture": "phi3", **own}, infos)
 
 
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_phi3_with_linear_scaling(key: str) -> None:
+    """A file that names no type of scaling."""
+    more = {RMS: 1e-5, key: 2.0}
+    own = {f"phi3.{name}": value for name, value in (METADATA | more).items()}
+    infos = {name: Info(shape) for name, shape in wanted_tensors(read_config(PHI3)).items()}
+    (rope,) = read_gguf({"general.architecture": "phi3", **own}, infos).spec.ropes
+    assert rope.linear == 2.0
+    with pytest.raises(UnsupportedModel, match="type is 'yarn'; supported: none, linear"):
+        read_gguf({"general.architecture": "phi3", **own, "phi3.rope.scaling.type": "yarn"}, infos)
+
+
 def test_gpt2_has_positions_and_no_rotation() -> None:
     spec = read_config(GPT2)
     assert (spec.ropes, spec.learned_positions, spec.norm, spec.tied_head) == (

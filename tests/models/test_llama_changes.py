@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
-from mlc_llm.models.attention_spec import AttentionSpec, QueryScaling
+from mlc_llm.models.attention_spec import AttentionSpec, QueryScaling, RopeSpec
 from mlc_llm.models.registry import ROWS, read_config, read_gguf
 from mlc_llm.models.spec import ModelSpec
 
@@ -227,6 +227,31 @@ def test_yarn_is_the_papers() -> None:
     assert rope.magnitude == pytest.approx(1 + 0.1 * np.log(4))
     given = of_config("Llama", rope_scaling={**fields, "attention_factor": 1.5}).ropes[0]
     assert given == replace(rope, magnitude=1.5)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "divisor"),
+    [
+        ({}, 1.0),
+        ({"rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scale_linear": 2.0}, 2.0),
+        ({"rope.scaling.factor": 4.0, "rope.scale_linear": 2.0}, 4.0),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 2.0}, 2.0),
+        ({"rope.scaling.factor": 0.0}, 1.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, 1.0),
+        ({"rope.scaling.type": "none", "rope.scale_linear": 2.0}, 1.0),
+    ],
+)
+def test_scaling_without_a_type_is_linear(metadata: dict[str, Any], divisor: float) -> None:
+    """As llama.cpp reads such files."""
+    (rope,) = of_gguf("llama", metadata, LAYER).ropes
+    assert rope == RopeSpec(10000.0, DIM, divisor)
+
+
+def test_yarn_by_the_older_name_of_the_factor() -> None:
+    names = {"rope.scaling.factor": "rope.scale_linear"}
+    old = {names.get(key, key): one for key, one in GGUF_YARN.items()}
+    assert of_gguf("llama", old, LAYER) == of_gguf("llama", GGUF_YARN, LAYER)
 
 
 def test_scaled_queries_and_a_window_of_the_engine_do_not_go_together() -> None:

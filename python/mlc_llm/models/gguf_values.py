@@ -16,6 +16,7 @@ from mlc_llm.models.weight_plan import Tensors
 from mlc_llm.models.yarn import Yarn, magnitude
 
 LAYER_NORM_EPS = "attention.layer_norm_epsilon"
+FACTOR, OLD_FACTOR = "rope.scaling.factor", "rope.scale_linear"
 
 
 class GGUFValues(Values):
@@ -67,27 +68,33 @@ class GGUFValues(Values):
         truncate: bool = True,
     ) -> RopeSpec:
         """theta: the default. suffix: of the key of theta; such a rope is not scaled. factors: the
-        tensor of divisors, if there is one. truncate: as in `Yarn`; no key says it. Raises
-        UnsupportedModel unless scaling is linear or YaRN; ModelFileError."""
+        tensor of divisors, if there is one. truncate: as in `Yarn`; no key says it. A file that
+        names no type of scaling has linear scaling, as in llama.cpp. Raises UnsupportedModel unless
+        scaling is linear or YaRN; ModelFileError."""
         dim = self.count("rope.dimension_count", head_dim)
         base = self.positive(f"rope.freq_base{suffix}", theta)
-        kind = "none" if suffix else self.get("rope.scaling.type", "none")
+        kind = "none" if suffix else self.get("rope.scaling.type", "linear")
         if kind == "yarn" and factors is None:
             return self._yarn(truncate).rope(base, dim)
         return RopeSpec(base, dim, self._linear(kind), factors)
 
     def _linear(self, kind: object) -> float:
-        """Divisor of positions."""
+        """Divisor of positions. A factor of 0 means that there is none."""
         if kind not in ("none", "linear"):
             raise UnsupportedModel(f"rope scaling type {kind!r}; supported are none and linear")
-        factor = self.positive("rope.scaling.factor", 1.0)
-        return factor if kind == "linear" else 1.0
+        factor = self.cap(self._factor_key)
+        return 1.0 if kind == "none" or factor is None else factor
+
+    @property
+    def _factor_key(self) -> str:
+        """The key of the factor. Older files have another name for it."""
+        return FACTOR if self.has(FACTOR) or not self.has(OLD_FACTOR) else OLD_FACTOR
 
     def _yarn(self, truncate: bool) -> Yarn:
         """A file that gives no factor of rotated elements has the paper's, divided by that of the
         share in its `yarn_log_multiplier`."""
         self.refuse_unless("rope.scaling.yarn_ext_factor", 1.0)
-        factor = self.positive("rope.scaling.factor")
+        factor = self.positive(self._factor_key)
         part = self.get("rope.scaling.yarn_log_multiplier", 0.0)
         shared = magnitude(factor, self.positive("rope.scaling.yarn_log_multiplier")) if part else 1
         found = self.positive("rope.scaling.yarn_attn_factor", magnitude(factor) / shared)

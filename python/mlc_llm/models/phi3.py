@@ -29,17 +29,19 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     values = GGUFValues(metadata, "phi3")
     sizes = values.sizes(tensors)
-    values.refuse_unless("rope.scaling.type", "none", "longrope")
-    dim = values.count("rope.dimension_count", sizes.head_dim)
-    rope = RopeSpec(values.positive("rope.freq_base", THETA), dim)
     if LONG in tensors or values.get("rope.scaling.type") == "longrope":
-        rope = replace(
-            rope,
+        values.refuse_unless("rope.scaling.type", "none", "longrope")
+        rope = RopeSpec(
+            values.positive("rope.freq_base", THETA),
+            values.count("rope.dimension_count", sizes.head_dim),
             magnitude=values.positive("rope.scaling.attn_factor", 1.0),
             factors=SHORT,
             long_factors=LONG,
             long_after=values.count("rope.scaling.original_context_length"),
         )
+    else:
+        values.refuse_unless("rope.scaling.type", "none", "linear")
+        rope = values.rope(sizes.head_dim, THETA)
     window = values.window("attention.sliding_window", sizes.context_window)
     return plan_weights(_spec(sizes, rope, DenseSpec(sizes.intermediate), window), tensors)
 
