@@ -56,6 +56,12 @@ def test_a_single_part_needs_no_special_name(tmp_path: Path) -> None:
     assert list(GGUFFile.open(path).tensors) == ["a"]
 
 
+def test_a_merged_file(tmp_path: Path) -> None:
+    """As llama-gguf-split writes it with --merge."""
+    path = write_part(tmp_path, 0, ["a", "b"], count=0, total=2).rename(tmp_path / "merged.gguf")
+    assert list(GGUFFile.open(path).tensors) == ["a", "b"]
+
+
 def test_not_the_first_part(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"part 00002 of a model; open m-00001-of-00003.gguf"):
         GGUFFile.open(three_parts(tmp_path)[1])

@@ -73,9 +73,10 @@ def _check_magic(cursor: Cursor) -> None:
 
 
 def open_parts(path: Path, list_ends: Mapping[int, int] = {}) -> Part:
-    """Open a model by its only or its first file, and join its other parts."""
+    """Open a model by its only or its first file, and join its other parts. A merged file has a
+    count of 0."""
     first = open_part(path, list_ends)
-    if "split.count" not in first.metadata or first.split_number("split.count") == 1:
+    if "split.count" not in first.metadata or first.split_number("split.count") in (0, 1):
         return first
     return _join(first, [open_part(p) for p in _other_parts(first)])
 
