@@ -46,6 +46,12 @@ def test_ids_outside_the_vocabulary_are_refused(value: object) -> None:
         gguf_frame(metadata("bert", cls_token_id=value), 10)
 
 
+def test_the_id_that_stands_for_none() -> None:
+    none = {"cls_token_id": 2**32 - 1, "seperator_token_id": 2**32 - 1}
+    assert gguf_frame(metadata("bert", **none, eos_token_id=3), 10) == Frame((0,), (3,), (3,))
+    assert gguf_frame(metadata("gpt2", add_bos_token=True, bos_token_id=2**32 - 1), 10) == Frame()
+
+
 def template(single: list[str], pair: list[str]) -> dict[str, Any]:
     """A post-processor of the `tokenizers` library; "A" and "B" are the texts."""
     ids = {"[CLS]": 2, "[SEP]": 3, "</s>": 7}

@@ -178,6 +178,26 @@ def test_end_of_turn_ids_of_the_file_end_an_answer() -> None:
     assert Tokenizer.from_gguf_metadata(metadata).eos_token_ids == {10, 11, IM_END, END_OF_TEXT}
 
 
+@pytest.mark.parametrize("role", ["bos", "eos", "eot", "eom", "unknown", "padding"])
+def test_the_id_that_stands_for_none_is_passed_over(role: str) -> None:
+    without = Tokenizer.from_gguf_metadata(byte_metadata(**{f"{role}_token_id": None}))
+    given = Tokenizer.from_gguf_metadata(byte_metadata(**{f"{role}_token_id": 2**32 - 1}))
+    for one in (without, given):
+        assert one.encode_prompt("a") == [97]
+    assert given.eos_token_ids == without.eos_token_ids
+    assert (given.bos_token_id, given.eos_token_id) == (without.bos_token_id, without.eos_token_id)
+
+
+@pytest.mark.parametrize("value", [270, 32000])
+def test_a_padding_token_outside_the_vocabulary_is_passed_over(value: int) -> None:
+    metadata = byte_metadata(padding_token_id=value)
+    assert value >= len(metadata[KEY + "tokens"])
+    given = Tokenizer.from_gguf_metadata(metadata)
+    assert given.special_tokens == Tokenizer.from_gguf_metadata(byte_metadata()).special_tokens
+    with pytest.raises(ModelFileError, match=r"tokenizer.ggml.padding_token_id = -1 should be"):
+        Tokenizer.from_gguf_metadata(byte_metadata(padding_token_id=-1))
+
+
 def test_bytes_of_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     assert [byte_level.token_bytes(i) for i in range(256)] == [bytes([i]) for i in range(256)]
     assert byte_level.token_bytes(IM_END) == b"<|im_end|>"
@@ -300,6 +320,11 @@ def test_text_that_is_not_unicode_is_refused(byte_level: Tokenizer) -> None:
         ({"merges": "h e"}, ModelFileError, "should be a list"),
         ({"eos_token_id": 99999}, ModelFileError, "tokenizer.ggml.eos_token_id = 99999"),
         ({"bos_token_id": -1}, ModelFileError, "tokenizer.ggml.bos_token_id = -1"),
+        (
+            {"unknown_token_id": 2**32 - 2},
+            ModelFileError,
+            "tokenizer.ggml.unknown_token_id = 42949",
+        ),
         ({"add_bos_token": 2}, ModelFileError, "tokenizer.ggml.add_bos_token"),
         ({"model": "llama", "merges": None}, ModelFileError, "tokenizer.ggml.scores is missing"),
     ],

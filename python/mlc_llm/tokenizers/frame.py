@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mlc_llm.errors import ModelFileError
+from mlc_llm.tokenizers.vocabulary import NO_ID
 
 _GGUF = "tokenizer.ggml."
 Ids = tuple[int, ...]
@@ -49,7 +50,7 @@ def gguf_frame(metadata: Mapping[str, object], count: int, add_bos: bool = False
         """The first of these that the file has."""
         for name in names:
             value = metadata.get(f"{_GGUF}{name}_token_id")
-            if value is not None:
+            if value is not None and value != NO_ID:
                 if type(value) is not int or not 0 <= value < count:
                     words = f"{_GGUF}{name}_token_id = {str(value)[:40]} should be 0 to {count - 1}"
                     raise ModelFileError(words)

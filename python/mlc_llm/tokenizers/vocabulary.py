@@ -14,7 +14,10 @@ from mlc_llm.tokenizers.word_rules import WordRule, word_rule
 
 MAX_TOKENS = 4 * 2**20
 MAX_MERGES = 4 * MAX_TOKENS
+NO_ID = 2**32 - 1
+"""What converters write for the id -1: there is no such token."""
 _PREFIX = "tokenizer.ggml."
+_PADDING = "padding_token_id"
 
 Metadata = Mapping[str, object]
 """The metadata of a GGUF file: key -> value."""
@@ -121,7 +124,7 @@ class Vocabulary:
     def control(self) -> dict[str, int]:
         """Text of each control token, and of each token that a key names, -> its id."""
         found = self._of_kind(TokenKind.CONTROL)
-        for name in ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id"):
+        for name in ("bos_token_id", "eos_token_id", "unknown_token_id", _PADDING):
             i = self.ids.get(name)
             if i is not None and self.kinds[i] != TokenKind.USER_DEFINED:
                 found.setdefault(self.tokens[i], i)
@@ -265,10 +268,12 @@ def _is_pair(line: str) -> bool:
 
 
 def _named_ids(metadata: Metadata, count: int) -> dict[str, int]:
+    """A padding token outside the vocabulary counts as none: it is never read."""
     ids = {}
-    for name in (*_END_IDS, "bos_token_id", "unknown_token_id", "padding_token_id"):
+    for name in (*_END_IDS, "bos_token_id", "unknown_token_id", _PADDING):
         value = metadata.get(_PREFIX + name)
-        if value is None:
+        is_outside = type(value) is int and value >= count
+        if value is None or value == NO_ID or (name == _PADDING and is_outside):
             continue
         if not isinstance(value, int) or not 0 <= value < count:
             raise ModelFileError(f"{_PREFIX}{name} = {str(value)[:40]} should be 0 to {count - 1}")
