@@ -13,11 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hub_server import COMMIT, Hub, serving
+from safetensors.numpy import save
 
 from mlc_llm.cli.__main__ import main
 from mlc_llm.errors import CacheError, ModelNotFound
+from mlc_llm.model_files.dense_modules import dense_modules
+from mlc_llm.model_files.pooling import folder_pooling
 from mlc_llm.support import files, hub_download
 from mlc_llm.support import hub as protocol
 from mlc_llm.support.hub_address import parse_address
@@ -385,3 +389,50 @@ def test_files_with_the_same_bytes(hub: Hub, place: Path) -> None:
     assert resolve_model(ADDRESS).path.read_bytes() == b""
     record = json.loads((folder_of(place) / ".repository.complete.json").read_text())
     assert record["files"] == {name: len(data) for name, data in hub.files.items()}
+
+
+MODULES = {
+    "config.json": b"{}",
+    "model.safetensors": WEIGHTS,
+    "modules.json": json.dumps(
+        [
+            {"type": "sentence_transformers.models.Transformer", "path": ""},
+            {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+            {"type": "sentence_transformers.models.Dense", "path": "2_Dense"},
+        ]
+    ).encode(),
+    "1_Pooling/config.json": b'{"pooling_mode_cls_token": true}',
+    "2_Dense/config.json": b'{"bias": false}',
+    "2_Dense/model.safetensors": save({"linear.weight": np.ones((8, 4), np.float32)}),
+}
+
+
+def test_a_folder_of_sentence_transformers_is_like_one_by_hand(hub: Hub, place: Path) -> None:
+    hub.files = {**MODULES, "2_Dense/pytorch_model.bin": b"a pickle", "onnx/model.onnx": b"o"}
+    folder = resolve_model(ADDRESS).path
+    found = {one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.is_file()}
+    assert found - {".lock", ".repository.complete.json"} == MODULES.keys()
+    assert folder_pooling(folder, with_dense=True) == "cls"
+    assert [one.shape for one in dense_modules(folder).tensors.values()] == [(8, 4)]
+
+
+def test_a_folder_of_an_older_choice_gets_what_it_lacks(hub: Hub, place: Path) -> None:
+    hub.files = dict(MODULES)
+    folder, mark = resolve_model(ADDRESS).path, folder_of(place) / ".repository.complete.json"
+    record = json.loads(mark.read_text())
+    kept = {name: record["files"][name] for name in ("config.json", "model.safetensors")}
+    mark.write_text(json.dumps({key: record[key] for key in ("model", "commit")} | {"files": kept}))
+    for name in MODULES.keys() - kept.keys():
+        (folder / name).unlink()
+    hub.asked.clear()
+    assert resolve_model(ADDRESS).path == folder
+    assert folder_pooling(folder, with_dense=True) == "cls"
+    assert hub.names == MODULES.keys() - kept.keys() and json.loads(mark.read_text()) == record
+
+
+def test_a_gguf_file_of_an_older_choice_stays_whole(hub: Hub, place: Path) -> None:
+    path, mark = resolve_model(ADDRESS).path, folder_of(place) / ".repository.complete.json"
+    record = json.loads(mark.read_text())
+    mark.write_text(json.dumps({key: record[key] for key in ("model", "commit", "files")}))
+    lists, hub.refuses_list = hub.lists, (500, "", "")
+    assert resolve_model(ADDRESS).path == path and hub.lists == lists

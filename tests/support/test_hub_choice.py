@@ -106,6 +106,28 @@ def test_a_folder_of_safetensors() -> None:
     assert chosen("HF://u/r", *TEXTS, other) == ("config.json", {*TEXTS, other})
 
 
+def test_a_folder_of_sentence_transformers() -> None:
+    names = [
+        *("config.json", "model.safetensors", "modules.json", "1_Pooling/config.json"),
+        *("2_Dense/config.json", "2_Dense/model.safetensors", "3_Dense/model.safetensors"),
+    ]
+    others = [
+        *("2_Dense/pytorch_model.bin", "2_Dense/run.py", "0_Transformer/model.safetensors"),
+        *("1_Pooling/inner/config.json", "onnx/config.json", "onnx/model.safetensors"),
+    ]
+    assert chosen("HF://u/r", *names, *others) == ("config.json", set(names))
+    plain = {"config.json", "model.safetensors"}
+    without = [name for name in names if name != "modules.json"]
+    assert chosen("HF://u/r", *without, *others) == ("config.json", plain)
+
+
+def test_a_folder_of_a_model_with_images() -> None:
+    names = ["config.json", "model.safetensors", "preprocessor_config.json"]
+    names += ["processor_config.json"]
+    assert chosen("HF://u/r", *names, "video_config.json") == ("config.json", set(names))
+    assert chosen("HF://u/r:m", *names, "m.gguf") == ("m.gguf", {"m.gguf"})
+
+
 def test_a_folder_of_upstream() -> None:
     names = ["mlc-chat-config.json", "ndarray-cache.json", "params_shard_0.bin", "tokenizer.json"]
     assert chosen("HF://u/r", *names, "m.gguf") == ("mlc-chat-config.json", set(names))

@@ -12,6 +12,9 @@ from mlc_llm.support.hub_address import PLAIN_NAME, Address
 
 CHAT_CONFIG = "mlc-chat-config.json"
 CONFIG = "config.json"
+FOLDER_CHOICE = 2
+"""The number of the choice of a folder's files. One more where it takes more files than before: a
+download by an older choice may lack them."""
 _SETTINGS = frozenset(
     {CHAT_CONFIG, "generation_config.json"}
     | {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
@@ -23,9 +26,13 @@ _TEXTS = _SETTINGS | {
     *("added_tokens.json", "chat_template.json"),
     *("tekken.json", "tokenizer.model", "spiece.model", "tiktoken.model"),
     *("sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt"),
-    "rwkv_vocab_v20230424.txt",
+    *("rwkv_vocab_v20230424.txt", "preprocessor_config.json", "processor_config.json"),
 }
 """What is read in a folder of other weights."""
+_MODULES = "modules.json"
+_OF_MODULE = re.compile(r"[1-9]\d*_\w+/(?:config\.json|model\.safetensors)", re.ASCII)
+"""What is read of the modules of sentence-transformers behind the model: pooling, and matrices.
+Number 0 is the model itself."""
 _ENDINGS = (".jinja", ".tiktoken")
 _USUAL = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
 _SHARD = re.compile(r"params_shard_\d+\.bin", re.ASCII)
@@ -51,11 +58,11 @@ def choose(names: Iterable[str], address: Address) -> Choice:
     plain = sorted(n for n in names if all(PLAIN_NAME.fullmatch(part) for part in n.split("/")))
     top = [name for name in plain if "/" not in name]
     if address.file is None and address.tag is None and CHAT_CONFIG in top:
-        return Choice(CHAT_CONFIG, _texts(top, _TEXTS) + _weights(top))
+        return Choice(CHAT_CONFIG, _folder(top, plain))
     models = [name for name in plain if _is_model(name)]
     model = _named(models, plain, address)
     if model is None and CONFIG in top and _weights(top):
-        return Choice(CONFIG, _texts(top, _TEXTS) + _weights(top))
+        return Choice(CONFIG, _folder(top, plain))
     if model is None:
         raise ModelNotFound(
             f"{address}: no model there: neither a .gguf file, nor {CHAT_CONFIG}, nor {CONFIG} "
@@ -63,6 +70,12 @@ def choose(names: Iterable[str], address: Address) -> Choice:
         )
     parts = [name for name in plain if same_model(name, model)]
     return Choice(model, _texts(top, _SETTINGS) + parts)
+
+
+def _folder(top: Sequence[str], plain: Sequence[str]) -> list[str]:
+    """All of a folder of other weights."""
+    modules = [_MODULES, *filter(_OF_MODULE.fullmatch, plain)] if _MODULES in top else []
+    return _texts(top, _TEXTS) + modules + _weights(top)
 
 
 def _texts(top: Sequence[str], wanted: Iterable[str]) -> list[str]:

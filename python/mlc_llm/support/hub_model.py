@@ -14,7 +14,7 @@ from mlc_llm.errors import ModelNotFound
 from mlc_llm.support.file_locks import file_lock, forget_empty
 from mlc_llm.support.files import cache_root, write_file
 from mlc_llm.support.hub_address import COMPLETE, PARTS, Address
-from mlc_llm.support.hub_choice import Choice, choose
+from mlc_llm.support.hub_choice import FOLDER_CHOICE, Choice, choose
 from mlc_llm.support.progress import ProgressFactory
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class _Record(TypedDict):
     """The version of the repository."""
     files: dict[str, int]
     """Sizes of all files, in bytes."""
+    choice: int
+    """`FOLDER_CHOICE` of the version that chose the files. Older records have none."""
 
 
 def fetched_model(
@@ -82,7 +84,7 @@ def _download(
     except hub.HubError as error:
         raise _failed(address, error) from error
     sizes = {name: listing.files[name].size for name in choice.files}
-    record = _Record(model=choice.model, commit=listing.commit, files=sizes)
+    record = _Record(model=choice.model, commit=listing.commit, files=sizes, choice=FOLDER_CHOICE)
     write_file(mark, json.dumps(record).encode())
 
 
@@ -91,11 +93,15 @@ def _failed(address: Address, error: Exception) -> ModelNotFound:
 
 
 def _whole_download(mark: Path) -> _Record | None:
-    """The record in the file `mark`, if all its files exist with their sizes."""
+    """The record in the file `mark`, if all its files exist with their sizes. A folder that an
+    older version chose may lack files, and is not whole; of .gguf files all are as they were."""
     try:
         record: _Record = json.loads(mark.read_text("utf-8"))
         sizes = {name: (mark.parent / name).stat().st_size for name in record["files"]}
-        return record if sizes == record["files"] and record["model"] in sizes else None
+        is_file = record["model"].lower().endswith(".gguf")
+        is_whole = sizes == record["files"] and record["model"] in sizes
+        is_new = is_file or record.get("choice") == FOLDER_CHOICE
+        return record if is_whole and is_new else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
