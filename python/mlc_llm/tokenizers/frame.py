@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from mlc_llm.errors import ModelFileError
 from mlc_llm.tokenizers.vocabulary import NO_ID
+from mlc_llm.tokenizers.word_rules import SEPARATES
 
 _GGUF = "tokenizer.ggml."
 Ids = tuple[int, ...]
@@ -59,9 +60,15 @@ def gguf_frame(metadata: Mapping[str, object], count: int, add_bos: bool = False
 
     model = metadata.get(f"{_GGUF}model")
 
+    usual = {
+        "bos": add_bos,
+        "eos": model == "t5",
+        "sep": model == "gpt2" and metadata.get(f"{_GGUF}pre") in SEPARATES,
+    }
+
     def added(name: str, *names: str) -> Ids:
-        usual = add_bos if name == "bos" else (model, name) == ("t5", "eos")
-        return token(*names) if metadata.get(f"{_GGUF}add_{name}_token", usual) is True else ()
+        flag = metadata.get(f"{_GGUF}add_{name}_token", usual[name])
+        return token(*names) if flag is True else ()
 
     if model == "bert":
         end = token("seperator", "eos")

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.record import record
-from mlc_llm.tokenizers.word_rules import WordRule, word_rule
+from mlc_llm.tokenizers.word_rules import BEGINS, WordRule, word_rule
 
 MAX_TOKENS = 4 * 2**20
 MAX_MERGES = 4 * MAX_TOKENS
@@ -175,7 +175,7 @@ class Vocabulary:
         if needed and (merges if needed == "merges" else scores) is None:
             raise ModelFileError(f"{_PREFIX}{needed} is missing: the tokenizer needs it")
         pre = _string(metadata, "pre", "default")
-        bos_by_default = model in _SPELLED_WITH_MARK or pre in ("llama-bpe", "llama3", "llama-v3")
+        bos_by_default = model in _SPELLED_WITH_MARK or pre in BEGINS
         lowercase = _flag(metadata, "normalizer.lowercase", True)
         return cls(
             model=model,

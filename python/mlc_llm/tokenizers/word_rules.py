@@ -1,7 +1,7 @@
 """Word rules: how byte-level tokenizers cut a text into words. A GGUF file names its rule.
 
-The source of each rule is the tokenizer.json of the models that have it. Steps are applied in
-order, each to the pieces that the step before it made.
+The source of a rule is the tokenizer.json of the models that have it, or llama.cpp
+(llama-vocab.cpp). Steps are applied in order, each to the pieces that the step before it made.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ _LLAMA3 = (
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
+_SEED = _QWEN2.replace(r"]+[\r\n]*|", "]+|")
+_MINICPM5 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")
+_VIKING = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -115,16 +118,29 @@ _GPT4O_WORDS = WordRule((_split(_GPT4O), _SPELL))
 
 RULES: dict[str, WordRule] = {
     **dict.fromkeys(("default", "gpt-2", "phi-2"), _PLAIN),
+    **dict.fromkeys(("exaone4", "modern-bert", "roberta-bpe", "mellum", "a.x-4.0"), _PLAIN),
+    **dict.fromkeys(("trillion", "granite-docling"), _PLAIN),
     **dict.fromkeys(("mpt", "olmo"), _COMPOSED),
-    **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "minerva-7b"), _DIGITS),
     "command-r": WordRule((_EACH_DIGIT, _GPT2), composes=True),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3_WORDS),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), _DBRX_WORDS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1"), _LLAMA3_WORDS),
+    **dict.fromkeys(("lfm2", "glm4", "pixtral", "midm-2.0"), _LLAMA3_WORDS),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _DBRX_WORDS),
     "qwen2": WordRule((_split(_QWEN2), _SPELL), composes=True),
-    **dict.fromkeys(("deepseek-r1-qwen", "megrez"), _QWEN2_WORDS),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN2_WORDS),
+    **dict.fromkeys(("kormo", "f2llmv2"), _QWEN2_WORDS),
+    "seed-coder": WordRule((_split(_SEED), _SPELL)),
+    "minicpm5": WordRule(
+        (_split(r"\p{N}{1,3}"), _split(_MINICPM5), _SPELL), takes_whole_words=True
+    ),
     "qwen35": WordRule((_split(_QWEN35), _SPELL)),
     "tekken": WordRule((_split(_TEKKEN), _SPELL), takes_whole_words=True),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O_WORDS),
+    "granite-embed-multi-97m": _GPT4O_WORDS.whole(),
+    "tiny_aya": WordRule((_split(r"\d{1,3}(?=(?:\d{3})*\b)"), _split(_GPT4O), _SPELL)),
+    "viking": WordRule((_split(_VIKING), _EACH_DIGIT, _SPELL)),
+    # Digits in groups of three, from the right.
+    "superbpe": WordRule((_split(r"\p{N}+"), _split(r"(?=(\d{3})+(?!\d))"), _SPELL)),
     # The last two steps see characters of the table. Some of them are digits ("¼").
     "falcon": WordRule((_MARK_RUNS, _GPT2, _DIGIT_RUNS, _split("[0-9][0-9][0-9]"))),
     "deepseek-llm": WordRule(
@@ -158,6 +174,14 @@ RULES: dict[str, WordRule] = {
     ),
 }
 """The rule for each value of `tokenizer.ggml.pre`."""
+BEGINS = frozenset(
+    {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1"}
+    | {"lfm2", "pixtral", "midm-2.0", "tekken"}
+)
+"""Rules whose texts begin with the begin-of-text token, if the file does not say it (llama.cpp)."""
+SEPARATES = frozenset({"roberta-bpe"})
+"""Rules whose pairs of texts have a separator between them, if the file does not say it
+(llama.cpp)."""
 
 
 _COMPOSING = frozenset({"gptneox", "qwen35", "qwen35moe"})
