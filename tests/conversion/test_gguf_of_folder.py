@@ -20,6 +20,7 @@ from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
 from mlc_llm.models.registry import ROWS
+from mlc_llm.testing.byte_tokenizer import END_OF_TEXT, IM_END, VOCABULARY_SIZE
 
 CLASS_OF = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 GUESSED = ("general.name", "general.file_type", "general.type", "general.quantization_version")
@@ -128,3 +129,67 @@ def test_tokenizers_that_have_no_name_in_gguf_are_refused(tmp_path: Path) -> Non
         assert words in refused(folder, tmp_path), changes
     file.unlink()
     assert "is made of tokenizer.json or tokenizer.model" in refused(folder, tmp_path)
+
+
+def with_ends(model: GGUFModel, path: Path, config: object, generation: object) -> Path:
+    """A folder of a Llama whose files state these end ids."""
+    changes: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "eos_token_id": config}
+    folder = folder_of(model, path, **changes)
+    if generation is not None:
+        stated = json.dumps({"eos_token_id": generation})
+        (folder / "generation_config.json").write_text(stated)
+    return folder
+
+
+END_KEYS = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+FIM, TOOL = IM_END + 1, IM_END + 2
+"""Control tokens whose texts end nothing by themselves."""
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "keys"),
+    [
+        (None, None, [IM_END, None, None]),
+        (IM_END, IM_END, [IM_END, None, None]),
+        (None, [IM_END, FIM], [IM_END, FIM, None]),
+        ([IM_END, TOOL], None, [IM_END, TOOL, None]),
+        ([FIM, IM_END, [TOOL]], [TOOL, 100_000, -1, {}], [IM_END, FIM, TOOL]),
+        (None, [END_OF_TEXT, IM_END], [IM_END, END_OF_TEXT, None]),
+        # A text that readers know needs no key.
+        (None, [END_OF_TEXT, IM_END, FIM, TOOL], [IM_END, FIM, TOOL]),
+    ],
+)
+def test_end_tokens_are_those_of_the_folder(
+    config: object, generation: object, keys: list[int | None], tmp_path: Path
+) -> None:
+    model = tiny_gguf(tmp_path / "model.gguf")
+    folder = with_ends(model, tmp_path / "folder", config, generation)
+    opened = HuggingFaceModel.open(folder)
+    made = convert_weight(opened, "f32", tmp_path / "new.gguf", quiet)
+    assert [GGUFFile.open(made.path).metadata.get(key) for key in END_KEYS] == keys
+    stated = opened.tokenizer().eos_token_ids | opened.stop_token_ids
+    inside = {i for i in stated if 0 <= i < VOCABULARY_SIZE}
+    assert GGUFModel.open(made.path).tokenizer().eos_token_ids == inside
+
+
+@pytest.mark.parametrize("in_generation", [False, True])
+def test_the_first_of_a_list_ends_answers_where_no_token_is_named(
+    in_generation: bool, tmp_path: Path
+) -> None:
+    model, ends = tiny_gguf(tmp_path / "model.gguf"), [TOOL, 65]
+    config, generation = (None, ends) if in_generation else (ends, None)
+    folder = with_ends(model, tmp_path / "folder", config, generation)
+    names = json.loads((folder / "tokenizer_config.json").read_text())
+    del names["eos_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    made = convert_weight(HuggingFaceModel.open(folder), "f32", tmp_path / "new.gguf", quiet)
+    found = [GGUFFile.open(made.path).metadata.get(key) for key in END_KEYS]
+    first, second = sorted(ends) if in_generation else ends
+    assert found == [first, second, None]
+
+
+def test_more_end_tokens_than_a_file_can_name_are_refused(tmp_path: Path) -> None:
+    model = tiny_gguf(tmp_path / "model.gguf")
+    folder = with_ends(model, tmp_path / "folder", None, [IM_END, 65, FIM, TOOL])
+    words = refused(HuggingFaceModel.open(folder), tmp_path)
+    assert "answers end with '<|im_end|>', 'A', '<|fim|>', '<|tool|>'; a .gguf file names" in words

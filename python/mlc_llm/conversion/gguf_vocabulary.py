@@ -29,7 +29,7 @@ from mlc_llm.model_files.folder_texts import folder_template
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.folder_config import MAX_BYTES, FolderConfig
 from mlc_llm.tokenizers.spm_model import BPE, read_model
-from mlc_llm.tokenizers.vocabulary import MAX_TOKENS, TokenKind
+from mlc_llm.tokenizers.vocabulary import MAX_TOKENS, TokenKind, end_texts
 from mlc_llm.tokenizers.word_rules import RULES, WordRule
 
 _SPM, _JSON = "tokenizer.model", "tokenizer.json"
@@ -43,6 +43,8 @@ _ROLES = {
     "pad": "padding_token_id",
 }  # fmt: skip
 """The beginning of a role's names in JSON files -> its key."""
+_FURTHER_ENDS = ("eot_token_id", "eom_token_id")
+"""Keys of tokens that end an answer, too."""
 
 
 class Tokens(NamedTuple):
@@ -67,7 +69,9 @@ def vocabulary_entries(folder: Path, vocab: int) -> dict[str, RawEntry]:
         raise ModelFileError(
             f"{folder}: the tokenizer has {len(tokens.texts)} tokens, the embedding {vocab} rows"
         )
-    found |= _special_ids(config, tokens.texts)
+    ids = _special_ids(config, tokens.texts)
+    ids |= _end_ids(config, tokens, ids.get("eos_token_id"))
+    found |= {_PREFIX + key: uint32_entry(i) for key, i in ids.items()}
     tokenizer = Tokenizer(folder)
     found[f"{_PREFIX}add_bos_token"] = bool_entry(tokenizer.add_bos)
     template = folder_template(folder)
@@ -76,16 +80,41 @@ def vocabulary_entries(folder: Path, vocab: int) -> dict[str, RawEntry]:
     return found
 
 
-def _special_ids(config: FolderConfig, texts: list[str]) -> dict[str, RawEntry]:
-    """tokenizer_config.json comes before config.json."""
+def _special_ids(config: FolderConfig, texts: list[str]) -> dict[str, int]:
+    """The ids by their keys. tokenizer_config.json comes before config.json."""
     found = {}
     for role, key in _ROLES.items():
         text, stated = config.named(f"{role}_token"), config.model.get(f"{role}_token_id")
         if text is not None and text in texts:
-            found[_PREFIX + key] = uint32_entry(texts.index(text))
+            found[key] = texts.index(text)
         elif type(stated) is int and 0 <= stated < len(texts):
-            found[_PREFIX + key] = uint32_entry(stated)
+            found[key] = stated
     return found
+
+
+def _end_ids(config: FolderConfig, tokens: Tokens, eos: int | None) -> dict[str, int]:
+    """All tokens that end an answer, by their keys. Tokens that readers know by their texts come
+    last, and the file ends with them even if no key is left. Raises UnsupportedModel if more tokens
+    need a key."""
+    stated = config.model.get("eos_token_id")
+    listed = stated if isinstance(stated, list) else [stated]
+    wanted = [eos, *listed, *sorted(config.end_ids)]
+    known = range(len(tokens.texts))
+    ids = [*dict.fromkeys(i for i in wanted if type(i) is int and i in known)]
+    if not ids:
+        return {}
+    first, *further = ids
+    control = {text for text, kind in zip(*tokens[:2], strict=True) if kind == TokenKind.CONTROL}
+    by_text = control & end_texts(control)
+    further.sort(key=lambda i: tokens.texts[i] in by_text)
+    lost = [tokens.texts[i] for i in further[len(_FURTHER_ENDS) :]]
+    if not by_text.issuperset(lost):
+        names = ", ".join(repr(tokens.texts[i][:40]) for i in ids)
+        most = len(_FURTHER_ENDS) + 1
+        raise UnsupportedModel(
+            f"{config.folder}: answers end with {names}; a .gguf file names {most} tokens at most"
+        )
+    return {"eos_token_id": first, **dict(zip(_FURTHER_ENDS, further, strict=False))}
 
 
 def _kind_of(text: str, is_special: bool) -> int:
