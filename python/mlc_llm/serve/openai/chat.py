@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mlc_llm.conversation_template import ChatTemplate
-from mlc_llm.errors import InvalidField, UnsupportedModel
+from mlc_llm.errors import InvalidField, ModelFileError, UnsupportedModel
 from mlc_llm.images.picture import Picture
 from mlc_llm.images.reader import ImageReader
 from mlc_llm.protocol.messages import (
@@ -18,9 +19,11 @@ from mlc_llm.protocol.messages import (
     TemplateMessage,
     template_messages,
 )
+from mlc_llm.record import record
 from mlc_llm.serve.data import Data, ImageData, TokenData
 from mlc_llm.serve.openai.chat_images import free_mark, wants_parts, with_images, with_parts
 from mlc_llm.serve.openai.guard import Guard
+from mlc_llm.serve.openai.system_messages import system_first, without_system
 from mlc_llm.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -90,8 +93,9 @@ def rendered_chat(
     Messages and tools have OpenAI's shapes, as plain dictionaries. The name of a control token
     inside them is ordinary text; only the template's own text makes control tokens. Without such
     names, the ids are those of the rendered text. The template decides where the system text
-    stands. What it has no place for, of tools and their calls, stands in texts (`tools/history`);
-    nothing else is added that is not in the template. variables: more values that the template
+    stands; if it refuses the conversation, its plainer forms are tried (`system_messages`). What it
+    has no place for, of tools and their calls, stands in texts (`tools/history`); nothing else is
+    added that is not in the template. variables: more values that the template
     reads. images: how the model reads images; None: it reads none.
 
     Raises `InvalidField` that names the mistake in the messages, `UnsupportedModel` without a
@@ -106,18 +110,15 @@ def rendered_chat(
     if max_tokens is not None:
         texts = [m["content"] for m in plain if m["content"] is not None]
         tokenizer.check_size(texts, max_tokens)
-    shown, by_template = _shown(plain, tools or (), template)
-    given = tools if by_template else None
     if not isinstance(template, ChatTemplate):
         if seen is not None and seen.urls:
             raise UnsupportedModel("this model's chat template has a name and no place for images")
-        pieces = _named(shown, tokenizer, template, given)
+        pieces = _named(plain, tokenizer, template, tools or ())
         end = next((one for one in reversed(pieces) if isinstance(one, str)), "")
         return ChatPrompt(_encoded(pieces, tokenizer, max_tokens), end)
-    if seen is not None and (seen.urls or wants_parts(template)):
-        shown = with_parts(shown, seen.mark, always=wants_parts(template))
-    guard = Guard(tokenizer, avoid=[template.source, shown, given, variables])
-    text = _rendered(shown, guard, template, given, variables or {})
+    mark = None if seen is None else seen.mark
+    form = _Form(template, tokenizer, tools or (), variables or {}, mark)
+    text, guard = _accepted(plain, form)
     end = text[-_END_CHARS:]
     if images is not None and seen is not None and seen.urls:
         released = [guard.release(piece) for piece in tokenizer.split_control(text)]
@@ -152,29 +153,66 @@ def _shown(
     return shown_messages(messages, tools, template)
 
 
+@record()
+class _Form:
+    """What a template gets besides the messages."""
+
+    template: ChatTemplate
+    tokenizer: Tokenizer
+    tools: Sequence[GivenTool]
+    variables: Mapping[str, object]
+    mark: str | None
+    """Of images in texts. None: the model reads none."""
+
+
+def _accepted(messages: list[TemplateMessage], form: _Form) -> tuple[str, Guard]:
+    """The conversation as a text. If the template refuses it as it is, plainer forms of its system
+    messages are tried. Raises like `ChatTemplate.render`."""
+    try:
+        return _rendered(messages, form)
+    except InvalidField:
+        systems = [one["content"] or "" for one in messages if one["role"] == "system"]
+        # An image that is moved would be another one's place.
+        if not systems or (form.mark is not None and any(form.mark in one for one in systems)):
+            raise
+        first = system_first(messages)
+        for is_without in (False, True):
+            if is_without or first != messages:
+                with contextlib.suppress(InvalidField, ModelFileError):
+                    return _rendered(first, form, is_without=is_without)
+        raise
+
+
 def _rendered(
-    messages: list[TemplateMessage],
-    guard: Guard,
-    template: ChatTemplate,
-    tools: Sequence[GivenTool] | None,
-    variables: Mapping[str, object],
-) -> str:
+    messages: list[TemplateMessage], form: _Form, *, is_without: bool = False
+) -> tuple[str, Guard]:
+    """is_without: the template gets no system message."""
+    template = form.template
+    shown, by_template = _shown(messages, form.tools, template)
+    shown = without_system(shown) if is_without else shown
+    always = form.mark is not None and wants_parts(template)
+    if form.mark is not None:
+        shown = with_parts(shown, form.mark, always=always)
+    given = form.tools if by_template else ()
+    guard = Guard(form.tokenizer, avoid=[template.source, shown, given, form.variables])
     # Roles are known words, and templates compare them.
-    safe = [{**guard.protected(message), "role": message["role"]} for message in messages]
-    safe_tools = [guard.protected(tool) for tool in tools or ()] or None
-    return template.render(safe, tools=safe_tools, variables=guard.protected(variables))
+    safe = [{**guard.protected(message), "role": message["role"]} for message in shown]
+    safe_tools = [guard.protected(tool) for tool in given] or None
+    variables = guard.protected(form.variables)
+    return template.render(safe, tools=safe_tools, variables=variables), guard
 
 
 def _named(
     messages: list[TemplateMessage],
     tokenizer: Tokenizer,
     template: Conversation,
-    tools: Sequence[GivenTool] | None,
+    tools: Sequence[GivenTool],
 ) -> list[str | int]:
     """A named template says itself which text is its own and which text is a person's."""
-    if tools:
+    shown, by_template = _shown(messages, tools, template)
+    if tools and by_template:
         template = _with_tools(template, tools)
-    filled = template.with_messages((one["role"], one["content"]) for one in messages)
+    filled = template.with_messages((one["role"], one["content"]) for one in shown)
     pieces: list[str | int] = list(template.system_prefix_token_ids or ())
     for piece in filled.prompt_pieces(add_generation_prompt=True):
         pieces += tokenizer.split_control(piece.text) if piece.from_template else [piece.text]

@@ -31,16 +31,6 @@ def with_tools(
     return [{"role": "system", "content": text}, first, *rest]
 
 
-def without_system(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """For templates that refuse system messages: its text stands in the first of the user."""
-    if messages[0]["role"] != "system":
-        return list(messages)
-    text, rest = messages[0]["content"] or "", list(messages[1:])
-    if not rest or rest[0]["role"] != "user":
-        return [{"role": "user", "content": text}, *rest]
-    return [{**rest[0], "content": f"{text}\n\n{rest[0]['content'] or ''}"}, *rest[1:]]
-
-
 def calls_as_text(messages: Sequence[TemplateMessage], family: Family) -> list[TemplateMessage]:
     """The messages, with past calls in the text of the assistant."""
     return [_written(message, family) for message in messages]

@@ -11,6 +11,7 @@ from typing import cast
 
 from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.messages import GivenTool, TemplateMessage
+from mlc_llm.serve.openai.system_messages import without_system
 from mlc_llm.serve.openai.tools.families import (
     Template,
     family_of,
@@ -24,7 +25,6 @@ from mlc_llm.serve.openai.tools.generic import (
     calls_as_text,
     results_as_user,
     with_tools,
-    without_system,
 )
 from mlc_llm.serve.openai.tools.json_families import HERMES
 
