@@ -31,6 +31,8 @@ class Translated(Generic[RequestT]):
     def ignored_by(self, template: ChatTemplate | Conversation | None) -> list[str]:
         """The fields of the original that have no effect on a model of this template."""
         request = self.request
-        if isinstance(request, ChatCompletionRequest) and without_effect(request, template):
+        if not isinstance(request, ChatCompletionRequest):
+            return list(self.ignored)
+        if "reasoning_effort" in without_effect(request, template):
             return [*self.ignored, *self.effort_fields]
         return list(self.ignored)

@@ -19,8 +19,12 @@ RESERVED = frozenset(
     | {"defined", "undefined", "string", "mapping", "iterable", "content", "role", "generation"}
 )
 """What a template reads from elsewhere, and words of its language."""
-_EFFORTS_OFF = ("none",)
+_OFF = "none"
 _SWITCHES = ("enable_thinking", "thinking")
+_RANKS = {
+    _OFF: 0, "no_think": 0, "minimal": 1, "low": 2, "medium": 3, "high": 4, "xhigh": 5, "max": 6,
+}  # fmt: skip
+"""Of efforts. `no_think` is the word of Hy3."""
 
 
 def template_variables(
@@ -28,31 +32,44 @@ def template_variables(
 ) -> dict[str, object]:
     """The values for a template. given: names and plain values of the request.
 
-    Raises `InvalidField` for a name that the template does not read. effort: becomes
-    `reasoning_effort` where the template reads that, or else switches thinking on or off.
+    Raises `InvalidField` for a name that the template does not read. effort: switches thinking on
+    or off where the template has a switch, and becomes `reasoning_effort` where it reads that. One
+    that is not in the template's list becomes the nearest one.
     """
     for name in given:
         if not _reads(template, name):
             words = "this model's chat template does not read it"
             raise InvalidField(f"{FIELD}.{name}", given[name], words)
-    made = dict(given)
-    if effort is not None:
-        name, value = _effort(template, effort) or ("", None)
-        if name:
-            made.setdefault(name, value)
-    return made
+    return dict(given) if effort is None else {**_of_effort(template, effort), **given}
 
 
 def effort_has_effect(template: Template | None, effort: str) -> bool:
-    """Whether this effort changes what the template writes."""
-    return _effort(template, effort) is not None
+    """Whether this effort changes what the template writes. One that becomes another does not."""
+    made = _of_effort(template, effort)
+    level = str(made.get("reasoning_effort", effort))
+    return bool(made) and _RANKS.get(level) == _RANKS.get(effort)
 
 
-def _effort(template: Template | None, effort: str) -> tuple[str, object] | None:
-    if _reads(template, "reasoning_effort"):
-        return "reasoning_effort", effort
+def _of_effort(template: Template | None, effort: str) -> dict[str, object]:
+    """The values of an effort for a template."""
     switch = next((name for name in _SWITCHES if _reads(template, name)), None)
-    return None if switch is None else (switch, effort not in _EFFORTS_OFF)
+    found: dict[str, object] = {} if switch is None else {switch: effort != _OFF}
+    if _reads(template, "reasoning_effort") and not (switch and effort == _OFF):
+        found["reasoning_effort"] = _nearest(template, effort)
+    return found
+
+
+def _nearest(template: Template | None, effort: str) -> str:
+    """The effort that is nearest to this one in the template's list; itself without a list. Of two
+    that are as near it is the higher one. None at all is near to no other one."""
+    listed = _LIST.search(_code(template.source)) if isinstance(template, ChatTemplate) else None
+    names: list[str] = [] if listed is None else _NAME.findall(listed[1])
+    ranks = {_RANKS[name]: name for name in names if name in _RANKS}
+    if effort in names or not ranks:
+        return effort
+    wanted = _RANKS[effort]
+    best = min(ranks, key=lambda one: ((one == 0) != (wanted == 0), abs(one - wanted), -one))
+    return ranks[best]
 
 
 def _reads(template: Template | None, name: str) -> bool:
@@ -72,4 +89,6 @@ def _code(source: str) -> str:
 
 
 # One pattern for both ends would look for an end behind each beginning again.
+_LIST = re.compile(r"(?<![\w.])reasoning_effort not in [(\[]([^()\[\]]*)[)\]]")
+_NAME = re.compile(r"['\"](\w+)['\"]")
 _BEGIN, _END = re.compile(r"\{[{%]"), re.compile(r"[}%]\}")
