@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import http.client
+import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -148,6 +151,34 @@ def test_an_allowed_host_is_asked(host: Callable[[Answer], str]) -> None:
 def test_bad_answers_are_refused(answer: str, words: str, host: Callable[[Answer], str]) -> None:
     name = host(says(answer))
     assert words in refusal(f"http://{name}/", name, limits=ImageLimits(max_bytes=100))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "its name is not known"),
+        (ConnectionRefusedError(111, "Connection refused"), "it cannot be reached, or broke off"),
+        (OSError(24, "Too many open files"), "it cannot be reached, or broke off"),
+        (ssl.SSLCertVerificationError(1, "self-signed"), "its certificate is not trusted here"),
+        (ssl.SSLError(1, "wrong version"), "TLS with it failed"),
+        (http.client.BadStatusLine("SSH"), "its answer is not HTTP"),
+        (http.client.IncompleteRead(b"", 9), "its answer ended too early"),
+        (ValueError("embedded null character"), "its answer is not HTTP"),
+    ],
+)
+def test_words_of_the_system_stay_in_the_log(
+    error: Exception,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    caplog.set_level(logging.DEBUG, "mlc_llm.images")
+    monkeypatch.setattr(socket, "getaddrinfo", fails)
+    assert refusal("http://a.example/", "a.example") == f"the host did not send it: {words}"
+    assert f"url: {type(error).__name__}: " in caplog.text
 
 
 def test_a_host_that_sends_a_byte_now_and_then_is_cut_off(host: Callable[[Answer], str]) -> None:

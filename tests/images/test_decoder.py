@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import logging
 import struct
 import zlib
 
 import numpy as np
 import pytest
 
-from mlc_llm.errors import InvalidField
+from mlc_llm.errors import InvalidField, MLCError
+from mlc_llm.images import sandbox
 from mlc_llm.images.decoder import ImageFile, ImageLimits, Target, decoded
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `images` is not installed")
@@ -69,6 +71,7 @@ def test_a_lie_about_the_type_is_refused() -> None:
     words = "this image is said to be image/jpeg and is PNG"
     assert refusal(written(noise(4, 4)), "image/jpeg") == words
     assert "said to be text/html" in refusal(written(noise(4, 4)), "text/html")
+    assert len(refusal(written(noise(4, 4)), "image/" + "x" * 10**5)) < 120
 
 
 def test_a_bomb_is_refused_before_it_is_decoded() -> None:
@@ -90,7 +93,55 @@ def test_a_file_that_is_too_long_is_refused() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_truncated_file_is_refused(form: str) -> None:
     data = written(noise(64, 64), form)
-    assert "broken" in refusal(data[: len(data) // 2])
+    assert refusal(data[: len(data) // 2]) in ("this image is broken", "this image is truncated")
+    assert refusal(written(noise(64, 64), "PNG")[:4000]) == "this image is truncated"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_decoders_own_words_stay_in_the_log(form: str, caplog: pytest.LogCaptureFixture) -> None:
+    """They may have addresses of memory (CVE-2026-22778)."""
+    caplog.set_level(logging.DEBUG, "mlc_llm.images")
+    whole, rng = written(noise(16, 16), form), np.random.default_rng(3)
+    kinds = {"is broken", "is truncated", "needs too much memory to decode"}
+    refused = 0
+    for _ in range(6):
+        data = bytearray(whole)
+        for at in rng.integers(12, len(data), 3):
+            data[at] ^= 1 << int(rng.integers(8))
+        try:
+            decoded(ImageFile(bytes(data)), None, ImageLimits(max_pixels=10**6), "here")
+        except InvalidField as error:
+            words = error.allowed.removeprefix("this image ")
+            refused += words in kinds
+            known = words.startswith(("is none of ", "has "))
+            assert words in kinds or known, words
+    details = [one.getMessage() for one in caplog.records if one.levelno == logging.DEBUG]
+    assert len(details) >= refused and all(one.startswith("here: ") for one in details)
+    if form == "PNG":
+        assert any("Error: " in one for one in details)
+
+
+def test_words_of_a_decoder_are_fixed() -> None:
+    for error in (OSError("<_io.BytesIO object at 0x7f3a>"), SyntaxError("0x7f3a"), KeyError(3)):
+        assert sandbox._words(error) == "is broken"
+        assert sandbox._detail(error).startswith(f"{type(error).__name__}: ")
+    cut = OSError("image file is truncated (9 bytes of 0x7f3a not processed)")
+    assert sandbox._words(cut) == "is truncated"
+
+
+def test_an_image_that_takes_too_long_is_refused() -> None:
+    rows = zlib.compress(bytes(4000 * (4000 * 3 + 1)), 1)
+    with pytest.raises(InvalidField, match=r"is decoded in 0\.01 seconds; this one is not"):
+        decoded(ImageFile(png(4000, 4000, rows)), None, ImageLimits(seconds=0.01))
+
+
+def test_a_process_that_does_not_start_says_why_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    with pytest.raises(MLCError, match="does not start; the log says why") as caught:
+        decoded(ImageFile(written(noise(4, 4))))
+    assert "/no/such" not in str(caught.value) and "/no/such/python" in caplog.text
 
 
 def test_an_image_of_no_pixels_is_refused() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import math
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,8 @@ import numpy.typing as npt
 
 from mlc_llm.errors import InvalidField, MLCError, UserError
 from mlc_llm.record import record
+
+_log = logging.getLogger(__name__)
 
 SANDBOX = str(Path(__file__).with_name("sandbox.py"))
 _START = """
@@ -93,6 +97,8 @@ def pictures_of(
     head, _, pixels = _asked(task, image.data, limits, field).partition(b"\n")
     answer = _read(head)
     if "error" in answer:
+        if answer["detail"]:
+            _log.debug("%s: %r", field, answer["detail"])
         raise _refused(field, image, str(answer["error"]))
     found, at = [], 0
     for width, height in answer["sizes"]:
@@ -128,17 +134,29 @@ def _asked(task: bytes, data: bytes, limits: ImageLimits, field: str) -> bytes:
             command, input=task + data, capture_output=True, timeout=limits.seconds + 5, check=False
         )
     except subprocess.TimeoutExpired:
-        words = f"an image is decoded in {limits.seconds:g} seconds; this one is not"
-        raise InvalidField(field, f"{len(data)} bytes", words) from None
+        raise _late(data, limits, field) from None
     except OSError as error:
-        raise MLCError(f"the process that decodes images does not start: {error}") from error
+        _log.warning("the process that decodes images: %s", error)
+        raise MLCError("the process that decodes images does not start; the log says why") from None
+    if not done.stdout:
+        _log.debug("%s: code %d: %r", field, done.returncode, done.stderr[-200:])
+        if -done.returncode in _OUT_OF_TIME:
+            raise _late(data, limits, field)
     return done.stdout
+
+
+_OUT_OF_TIME = [getattr(signal, name, None) for name in ("SIGALRM", "SIGXCPU")]
+
+
+def _late(data: bytes, limits: ImageLimits, field: str) -> InvalidField:
+    words = f"an image is decoded in {limits.seconds:.3g} seconds; this one is not"
+    return InvalidField(field, f"{len(data)} bytes", words)
 
 
 def _read(line: bytes) -> dict[str, Any]:
     """What the process says. A process that was killed says nothing."""
     if not line:
-        return {"error": "needs too much memory or time to decode"}
+        return {"error": "needs too much memory to decode", "detail": ""}
     answer: dict[str, Any] = json.loads(line)
     return answer
 

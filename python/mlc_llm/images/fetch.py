@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import ipaddress
+import logging
 import socket
 import ssl
 import threading
@@ -19,6 +20,8 @@ from collections.abc import Iterator
 from mlc_llm.errors import InvalidField, one_line
 from mlc_llm.images.decoder import ImageFile, ImageLimits
 from mlc_llm.record import record
+
+_log = logging.getLogger(__name__)
 
 CHUNK = 2**16
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -51,9 +54,24 @@ def fetched(place: Place, limits: ImageLimits, field: str) -> ImageFile:
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, InvalidField):
             raise
+        _log.debug("%s: %s: %r", field, type(error).__name__, one_line(error))
         late = time.monotonic() >= end
-        words = f"more than {limits.seconds:g} seconds" if late else one_line(error)
+        words = f"more than {limits.seconds:.3g} seconds" if late else _words(error)
         raise InvalidField(field, place.url, f"the host did not send it: {words}") from None
+
+
+def _words(error: Exception) -> str:
+    """Fixed words. The system's and the libraries' own ones are for the log alone."""
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return "its name is not known"
+    if isinstance(error, ssl.SSLError):
+        is_name = isinstance(error, ssl.SSLCertVerificationError)
+        return "its certificate is not trusted here" if is_name else "TLS with it failed"
+    if isinstance(error, http.client.IncompleteRead):
+        return "its answer ended too early"
+    if isinstance(error, http.client.HTTPException | ValueError):
+        return "its answer is not HTTP"
+    return "it cannot be reached, or broke off"
 
 
 def _checked_address(place: Place, field: str) -> str:

@@ -4,10 +4,10 @@ Decoders are C code that reads bytes of strangers, and a small file may ask for 
 process that runs this file decodes one image, has little memory and time, and can open and write no
 file. It imports only Pillow and the standard library.
 
-In: a line of JSON (`Task`), then the bytes of the image. Out: a line of JSON, {"error": ...} or
-{"sizes": [[width, height], ...]}; behind the second one 3 bytes for each pixel of each picture, row
-by row. There is one, or two where the image is to be cut into tiles: the image that is cut, and the
-whole one as a tile.
+In: a line of JSON (`Task`), then the bytes of the image. Out: a line of JSON, {"error": ...,
+"detail": ...} or {"sizes": [[width, height], ...]}; behind the second one 3 bytes for each pixel of
+each picture, row by row. There is one, or two where the image is to be cut into tiles: the image
+that is cut, and the whole one as a tile.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def serve(task_and_image: IO[bytes], answer: IO[bytes]) -> None:
     try:
         pictures = decode(image, task)
     except Exception as error:
-        _write(answer, {"error": _words(error)})
+        _write(answer, {"error": _words(error), "detail": _detail(error)})
     else:
         _write(answer, {"sizes": [[width, height] for width, height, _ in pictures]})
         for _, _, pixels in pictures:
@@ -129,7 +129,7 @@ def _check(opened: Image.Image, task: Task) -> None:
     """Before anything is decoded."""
     said = task["media_type"]
     if said is not None and FORMATS.get(said) != opened.format:
-        raise Refused(f"is said to be {said} and is {opened.format}")
+        raise Refused(f"is said to be {said[:60]} and is {opened.format}")
     if not opened.width * opened.height:
         raise Refused(f"has no pixels ({opened.width} x {opened.height})")
     if opened.width * opened.height > task["max_pixels"]:
@@ -138,6 +138,7 @@ def _check(opened: Image.Image, task: Task) -> None:
 
 
 def _words(error: Exception) -> str:
+    """Fixed words for the sender. A decoder's own ones may tell of this process's memory."""
     from PIL import Image
 
     if isinstance(error, Refused):
@@ -146,7 +147,12 @@ def _words(error: Exception) -> str:
         return f"is none of {', '.join(FORMATS.values())}, or is broken at its beginning"
     if isinstance(error, MemoryError):
         return "needs too much memory to decode"
-    return f"is broken: {type(error).__name__}: {error}"[:300]
+    return "is truncated" if "truncated" in str(error).lower() else "is broken"
+
+
+def _detail(error: Exception) -> str:
+    """A decoder's own words, for the log."""
+    return "" if isinstance(error, Refused) else f"{type(error).__name__}: {error}"[:300]
 
 
 def _write(answer: IO[bytes], message: object) -> None:
