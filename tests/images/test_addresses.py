@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mlc_llm.errors import InvalidField
-from mlc_llm.images import fetch
+from mlc_llm.images import fetch, lookup
 from mlc_llm.images.addresses import image_file
 from mlc_llm.images.decoder import ImageLimits
 from mlc_llm.images.fetch import is_public
@@ -179,6 +179,34 @@ def test_words_of_the_system_stay_in_the_log(
     monkeypatch.setattr(socket, "getaddrinfo", fails)
     assert refusal("http://a.example/", "a.example") == f"the host did not send it: {words}"
     assert f"url: {type(error).__name__}: " in caplog.text
+
+
+def test_a_name_that_is_looked_up_for_too_long_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lookups that are given up go on, so there are never more than a few."""
+    go_on, asked = threading.Event(), []
+
+    def looks(*_: object, **__: object) -> list[object]:
+        asked.append(threading.current_thread())
+        go_on.wait(60)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", looks)
+    limits = ImageLimits(seconds=0.05)
+    try:
+        for _ in range(lookup.MOST + 2):
+            before = time.monotonic()
+            words = refusal("http://a.example/", "a.example", limits=limits)
+            assert words == "the host did not send it: more than 0.05 seconds"
+            assert time.monotonic() - before < 5
+    finally:
+        go_on.set()
+        for thread in asked:
+            thread.join(30)
+    assert len(asked) == lookup.MOST
+    monkeypatch.undo()
+    assert "public addresses only" in refusal("http://127.0.0.1:1/", "127.0.0.1:1")
 
 
 def test_a_host_that_sends_a_byte_now_and_then_is_cut_off(host: Callable[[Answer], str]) -> None:

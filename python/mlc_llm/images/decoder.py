@@ -39,6 +39,8 @@ class ImageLimits:
     """Bytes of address space of the process that decodes."""
     seconds: float = 20.0
     """Of decoding; and of fetching, where addresses are allowed."""
+    all_seconds: float = 60.0
+    """Of both, for all images of a request."""
 
 
 @record()

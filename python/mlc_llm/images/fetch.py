@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 from mlc_llm.errors import InvalidField, one_line
 from mlc_llm.images.decoder import ImageFile, ImageLimits
+from mlc_llm.images.lookup import addresses_of
 from mlc_llm.record import record
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def fetched(place: Place, limits: ImageLimits, field: str) -> ImageFile:
     """The bytes, and the type that the host says. Raises InvalidField."""
     end = time.monotonic() + limits.seconds
     try:
-        with _connected(place, _checked_address(place, field), end) as connection:
+        with _connected(place, _checked_address(place, field, end), end) as connection:
             connection.request("GET", place.target, headers={"Accept": "image/*"})
             with connection.getresponse() as answer:
                 found = _answer(answer, place, limits, field)
@@ -55,7 +56,7 @@ def fetched(place: Place, limits: ImageLimits, field: str) -> ImageFile:
         if isinstance(error, InvalidField):
             raise
         _log.debug("%s: %s: %r", field, type(error).__name__, one_line(error))
-        late = time.monotonic() >= end
+        late = isinstance(error, TimeoutError) or time.monotonic() >= end
         words = f"more than {limits.seconds:.3g} seconds" if late else _words(error)
         raise InvalidField(field, place.url, f"the host did not send it: {words}") from None
 
@@ -74,10 +75,9 @@ def _words(error: Exception) -> str:
     return "it cannot be reached, or broke off"
 
 
-def _checked_address(place: Place, field: str) -> str:
+def _checked_address(place: Place, field: str, end: float) -> str:
     """One of the host's addresses. All must be public."""
-    found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-    addresses = [str(one[4][0]) for one in found]
+    addresses = addresses_of(place.host, place.port, end)
     inside = [one for one in addresses if not is_public(one)]
     if inside:
         words = "the host is inside a network, and images come from public addresses only"

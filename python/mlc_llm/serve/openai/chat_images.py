@@ -9,6 +9,7 @@ from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, UnsupportedModel
 from mlc_llm.images.picture import Picture
 from mlc_llm.images.reader import ImageReader
+from mlc_llm.images.shared_time import SharedTime
 from mlc_llm.protocol.messages import GivenMessage, TemplateMessage
 from mlc_llm.tokenizers import Tokenizer
 
@@ -48,8 +49,9 @@ def with_images(
     """The rendered text with the tokens that stand for images, and the pictures: -1 is the place of
     the first one, -2 that of the next one. urls: with their fields.
 
-    Raises InvalidField for an image that cannot be read, `ContextLengthExceeded` for more than fit
-    into `max_tokens`, UnsupportedModel if the template has no place for images.
+    Raises InvalidField for an image that cannot be read, or not in the time that all of them have,
+    `ContextLengthExceeded` for more than fit into `max_tokens`, UnsupportedModel if the template
+    has no place for images.
     """
     if max_tokens is not None and len(urls) * reader.tokens >= max_tokens:
         raise ContextLengthExceeded(len(urls) * reader.tokens, max_tokens)
@@ -58,12 +60,17 @@ def with_images(
         words = f"the model's chat template writes {pieces.count(place)} places for {len(urls)}"
         raise UnsupportedModel(f"{words} images")
     found, pictures, left = list[str | int](), list[Picture](), iter(urls)
+    clock = SharedTime(reader.limits.all_seconds)
     for piece in pieces:
         if piece != place:
             found.append(piece)
             continue
         field, url = next(left)
-        for part in reader.pieces(reader.fetched(url, field), field):
+        with clock.step(reader, field) as timed:
+            file = timed.fetched(url, field)
+        with clock.step(reader, field) as timed:
+            parts = timed.pieces(file, field)
+        for part in parts:
             if isinstance(part, str):
                 found += tokenizer.split_control(part)
                 continue
