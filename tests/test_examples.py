@@ -17,6 +17,7 @@ PRINTS = {
     "chat": r"29 prompt tokens, 0 of them cached(.*\n)*.*prompt tokens, [1-9]\d* of them cached",
     "draft_head": r"(.*\n)+same text: True\n",
     "embeddings": r"3 vectors of 576 numbers\n0\.\d{3} A kitten .*\n-?0\.\d{3} Interest .*\n",
+    "encoder": r"\Amean: 3 vectors of 64 numbers\n.* the same: True\n(0\.\d{3} .+\n){3}\Z",
     "engine": r"Paris(.*\n)+'The sun rises in the .*\n'Water boils at .*\n",
     "extraction": r"({'name': '.*', 'city': '.*', 'age': \d+}\n){3}",
     "images": r"a chat: \d+ prompt tokens, answer .*\ntexts and images in any order: .*\n",
