@@ -35,6 +35,11 @@ NONE = (
     "{% endif %}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('Conversation roles must alternate') }}{% endif %}{% endfor %}"
 )
+PASSES_OVER = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>\n' }}"
+    "{% endif %}{% endfor %}{{ '<|im_start|>assistant\n' }}"
+)
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}}
 
@@ -149,6 +154,22 @@ def test_a_template_that_wants_none_gets_none() -> None:
     )
 
 
+def test_a_template_that_passes_over_later_ones_gets_one() -> None:
+    turns = ["system rules\n\nmore", "user Hi", "assistant Yes?", "user late\n\nGo"]
+    assert prompt(PASSES_OVER, TALK) == chatml(*turns)
+    spaced = [system(" a "), user("b")]
+    assert prompt(PASSES_OVER, spaced) == chatml("system a", "user b")
+
+
+def test_what_no_form_shows_is_as_the_template_has_it() -> None:
+    source = (
+        "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    assert prompt(source, [user("a"), system("lost"), answer("b")]).startswith("user: a")
+    broken = "{{ messages[5].content }}" + source.replace("user", "person")
+    assert "late" not in prompt(broken, TALK)
+
+
 def test_as_codex_and_claude_code_send_them() -> None:
     """Both have a system text, and a message of their own that is the system's."""
     part = {"type": "input_text", "text": "Sandbox: read only."}
@@ -244,9 +265,15 @@ REFUSING = (
 )  # fmt: skip
 
 
+PASSING = (
+    "HuggingFaceTB-SmolLM3-3B", "openai-gpt-oss-120b", "MiniMax-M2",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "Bielik-11B-v3.0-Instruct",
+)  # fmt: skip
+
+
 @pytest.mark.skipif(FOLDER is None, reason="MLC_LLM_TEST_LLAMA_CPP is not set")
-@pytest.mark.parametrize("name", REFUSING)
-def test_real_templates_that_refuse_them(name: str) -> None:
+@pytest.mark.parametrize("name", REFUSING + PASSING)
+def test_real_templates_that_refuse_them_or_pass_over_some(name: str) -> None:
     """As Codex and Claude Code send them."""
     source = (Path(FOLDER or "") / f"models/templates/{name}.jinja").read_text(encoding="utf-8")
     template = jinja(source)

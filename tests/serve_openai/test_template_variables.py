@@ -149,3 +149,16 @@ def test_an_effort_without_effect_is_said() -> None:
     assert without_effect(request, jinja(CHATML + SWITCH)) == []
     with pytest.raises(UserError, match="reasoning_effort"):
         prompt("", reasoning_effort="enormous")
+
+
+def test_a_template_may_read_what_a_tool_need_not_have() -> None:
+    """As those of gpt-oss and Hermes do."""
+    source = (
+        '<tool_call>{"arguments": {}}'
+        "{% for t in tools %}{{ t.function.name + t.function.description }} "
+        "{{ t.function.parameters.properties | length }}{% endfor %}{{ messages[0].content }}"
+    )
+    messages = [{"role": "user", "content": "hi"}]
+    for more in ({}, {"description": None}, {"parameters": {"type": "object"}}):
+        tools = [{"type": "function", "function": {"name": "get", **more}}]
+        assert "get 0" in Chat({"messages": messages, "tools": tools}, jinja(source)).prompt

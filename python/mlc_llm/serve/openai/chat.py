@@ -166,21 +166,34 @@ class _Form:
 
 
 def _accepted(messages: list[TemplateMessage], form: _Form) -> tuple[str, Guard]:
-    """The conversation as a text. If the template refuses it as it is, plainer forms of its system
-    messages are tried. Raises like `ChatTemplate.render`."""
+    """The conversation as a text. If the template refuses it as it is, or passes over a system
+    message, plainer forms of these are tried. Raises like `ChatTemplate.render`."""
+    systems = [one["content"] or "" for one in messages if one["role"] == "system"]
+    # An image that is moved would be another one's place.
+    may_move = form.mark is None or not any(form.mark in one for one in systems)
+    first = system_first(messages) if systems and may_move else messages
     try:
-        return _rendered(messages, form)
+        found = _rendered(messages, form)
     except InvalidField:
-        systems = [one["content"] or "" for one in messages if one["role"] == "system"]
-        # An image that is moved would be another one's place.
-        if not systems or (form.mark is not None and any(form.mark in one for one in systems)):
+        if not systems or not may_move:
             raise
-        first = system_first(messages)
         for is_without in (False, True):
             if is_without or first != messages:
                 with contextlib.suppress(InvalidField, ModelFileError):
                     return _rendered(first, form, is_without=is_without)
         raise
+    if first != messages and not _shows(found, systems):
+        with contextlib.suppress(InvalidField, ModelFileError):
+            plainer = _rendered(first, form)
+            return plainer if _shows(plainer, systems) else found
+    return found
+
+
+def _shows(rendered: tuple[str, Guard], texts: Sequence[str]) -> bool:
+    """All texts are in the rendered one, which may have them without white space at their ends."""
+    text, guard = rendered
+    released = str(guard.release(text))
+    return all(one.strip() in released for one in texts)
 
 
 def _rendered(
@@ -197,9 +210,31 @@ def _rendered(
     guard = Guard(form.tokenizer, avoid=[template.source, shown, given, form.variables])
     # Roles are known words, and templates compare them.
     safe = [{**guard.protected(message), "role": message["role"]} for message in shown]
-    safe_tools = [guard.protected(tool) for tool in given] or None
     variables = guard.protected(form.variables)
-    return template.render(safe, tools=safe_tools, variables=variables), guard
+
+    def rendered(tools: Sequence[GivenTool]) -> str:
+        safe_tools = [guard.protected(tool) for tool in tools] or None
+        return template.render(safe, tools=safe_tools, variables=variables)
+
+    try:
+        return rendered(given), guard
+    except ModelFileError:  # some templates read what a tool need not have
+        whole = [_completed(tool) for tool in given]
+        if whole == list(given):
+            raise
+        return rendered(whole), guard
+
+
+def _completed(tool: GivenTool) -> GivenTool:
+    """The tool with a description and parameters, which are empty if it has none."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return tool
+    parameters = function.get("parameters")
+    given = parameters if isinstance(parameters, Mapping) else {}
+    made = {"description": function.get("description") or ""}
+    made["parameters"] = {"type": "object", "properties": {}, **given}
+    return {**tool, "function": {**function, **made}}
 
 
 def _named(
