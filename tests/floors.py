@@ -31,7 +31,7 @@ GROUND = {
         "library.workspace_info",
         "pooling",
     },
-    *{"precision", "record"},
+    *{"precision", "ranking", "record"},
 }
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.limits", "runtime.decode_rows"}
 CORE |= {"tokenizers", "protocol", "images", "runtime.transfer", "runtime.transfer_bytes"}
@@ -113,6 +113,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "record": set(),
     "pooling": set(),
     "precision": set(),
+    "ranking": {"record"},
     "without_torch": set(),
     "library": GROUND,
     "library.adapter_format": set(),

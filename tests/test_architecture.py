@@ -94,6 +94,7 @@ LAZY = {
     ("mlc_llm.models.registry", "mlc_llm.models.text_part"),  # of models with images only
     # Few models have experts, and a view of a tensor imports all block formats.
     ("mlc_llm.model_files.gguf_experts", "mlc_llm.model_files.tensor_views"),
+    ("mlc_llm.model_files.ranking", "mlc_llm.quantization.ggml_blocks"),  # few models rank
     # Only folders need it, with all block formats.
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.huggingface"),
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.mlc"),

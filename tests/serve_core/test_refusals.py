@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from core_harness import Harness, alone, prompt_of
+from core_harness import Harness, PieceTokenizer, alone, prompt_of
 
-from mlc_llm.errors import ContextLengthExceeded, InvalidField, RequestError
+from mlc_llm.errors import ContextLengthExceeded, InvalidField, RequestError, UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Batch
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.data import TextData, TokenData
 from mlc_llm.serve.request import Request
 from mlc_llm.testing.fake_runner import FakeRunner
@@ -238,3 +241,14 @@ def test_metrics_while_a_stream_is_open_and_as_a_special_request() -> None:
     assert metrics["last_finished_request"]["completion_tokens"] == 2
     harness.run()
     assert harness.core.metrics()["decode_tokens_sum"] == 11 + 1
+
+
+def test_a_model_that_ranks_documents_gives_vectors_alone() -> None:
+    tokenizer: Any = PieceTokenizer()
+    policy = RequestPolicy(writes=False)
+    core = EngineCore(FakeRunner(), tokenizer, EngineConfig(), policy=policy)
+    text = Request("a", [TokenData([97])], GenerationConfig(max_tokens=0))
+    with pytest.raises(UserError, match="this model ranks documents"):
+        core.add_request(text)
+    core.add_request(replace(text, is_embedding=True))
+    assert core.has_request("a")

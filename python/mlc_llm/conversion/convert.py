@@ -19,6 +19,7 @@ from mlc_llm.conversion.gguf_writer import NewTensor, header_bytes, write_gguf
 from mlc_llm.conversion.mlc_params import mlc_params
 from mlc_llm.conversion.output import check_free, new_file, new_output
 from mlc_llm.conversion.shards import ShardWriter
+from mlc_llm.errors import UnsupportedModel
 from mlc_llm.loader.gguf_metadata import RawEntry
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.quantized import check_rows, target_of
@@ -66,6 +67,9 @@ def convert_weight(
     check_name(quantization)
     check_template(template)
     check_free(output)
+    if files.ranking() is not None:
+        words = "is a model that ranks documents, which cannot be written in another format"
+        raise UnsupportedModel(f"{files.path} {words}")
     files.check_sums()
     scheme = FOLDERS.get(quantization)
     if scheme is not None:

@@ -10,6 +10,7 @@ from typing import Protocol
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.ranking import Ranking
 from mlc_llm.tokenizers import Tokenizer
 
 
@@ -56,6 +57,11 @@ class ModelFiles(Protocol):
     def pooling(self) -> str | None:
         """How the vectors of a text's tokens become one (see `model_files/pooling.py`); None: the
         files do not say it. Raises ModelFileError."""
+        ...
+
+    def ranking(self) -> Ranking | None:
+        """How a decoder ranks documents; None: it does not. Reads a matrix of one or two rows.
+        Raises ModelFileError, UnsupportedModel."""
         ...
 
     def check_sums(self) -> None:

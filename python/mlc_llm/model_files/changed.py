@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.ranking import Ranking
 from mlc_llm.record import record
 from mlc_llm.tokenizers import Tokenizer
 
@@ -35,6 +36,9 @@ class ChangedFiles:
 
     def check_sums(self) -> None:
         self.of.check_sums()
+
+    def ranking(self) -> Ranking | None:
+        return self.of.ranking()
 
     def tokenizer(self) -> Tokenizer:
         return self.of.tokenizer()

@@ -14,9 +14,11 @@ from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.gguf_experts import with_stacks
 from mlc_llm.model_files.pooling import gguf_pooling
+from mlc_llm.model_files.ranking import GGUF_ROWS, gguf_ranking, ranks
 from mlc_llm.model_files.unchanged import UnchangedFiles
 from mlc_llm.models.registry import check_architecture, read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.ranking import Ranking
 from mlc_llm.record import record
 from mlc_llm.tokenizers import Tokenizer
 
@@ -47,7 +49,10 @@ class GGUFModel(UnchangedFiles):
     @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """Raises ModelFileError for experts that do not fit together."""
-        return with_stacks({**self.file.tensors, **self.changed})
+        found = {**self.file.tensors, **self.changed}
+        if self._ranks:
+            del found[GGUF_ROWS]
+        return with_stacks(found)
 
     @property
     def context_window(self) -> int:
@@ -57,6 +62,15 @@ class GGUFModel(UnchangedFiles):
     @property
     def pooling(self) -> str | None:
         return gguf_pooling(self.file.metadata)
+
+    def ranking(self) -> Ranking | None:
+        if not self._ranks:
+            return None
+        return gguf_ranking(self.file.metadata, self.file.tensors, self._plan.spec.hidden)
+
+    @cached_property
+    def _ranks(self) -> bool:
+        return ranks(self.file.metadata, self.file.tensors)
 
     def plan(self) -> WeightPlan:
         return self._plan

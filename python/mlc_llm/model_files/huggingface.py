@@ -15,8 +15,9 @@ from mlc_llm.model_files.folder_tensors import named_tensors
 from mlc_llm.model_files.folder_texts import folder_template, token_ids
 from mlc_llm.model_files.pooling import folder_pooling
 from mlc_llm.model_files.quantized_folder import plain_tensors
+from mlc_llm.model_files.ranking import FOLDER_ROWS, RANK, folder_ranking
 from mlc_llm.model_files.unchanged import UnchangedFiles
-from mlc_llm.models.registry import architecture_of, is_encoder, read_config
+from mlc_llm.models.registry import architecture_of, is_encoder, is_ranker, read_config
 from mlc_llm.models.tensor_names import has_origin
 from mlc_llm.models.weight_plan import (
     PROJECTIONS,
@@ -25,6 +26,7 @@ from mlc_llm.models.weight_plan import (
     wanted_tensors,
     with_projections,
 )
+from mlc_llm.ranking import Ranking
 from mlc_llm.record import record
 from mlc_llm.tokenizers import Tokenizer
 
@@ -69,8 +71,15 @@ class HuggingFaceModel(UnchangedFiles):
 
     @property
     def pooling(self) -> str | None:
+        if is_ranker(self.folder.config):
+            return RANK
         has_dense = self.weights.spec.encoder is not None
         return folder_pooling(self.path, with_dense=has_dense)
+
+    def ranking(self) -> Ranking | None:
+        if not is_ranker(self.folder.config):
+            return None
+        return folder_ranking(self.folder.tensors, self.weights.spec.hidden)
 
     def plan(self) -> WeightPlan:
         return self.weights
@@ -97,14 +106,18 @@ def plan_folder(
 
     config: what config.json says. tensors: by the names of the folder. A head of its own is used
     even if the config says that it is tied, as Transformers does. A folder of a decoder's layers
-    alone, as models for embeddings are saved, has no head: its table stands for it. Raises
-    UnsupportedModel or ModelFileError naming the field or the tensor at fault.
+    alone, as models for embeddings are saved, has no head: its table stands for it, and for that of
+    a decoder that ranks documents. Raises UnsupportedModel or ModelFileError naming the field or
+    the tensor at fault.
     """
     names, spec = architecture_of(config).names_of(config), read_config(config)
     tensors = plain_tensors(config, tensors)
     if spec.encoder is not None:
         spec = with_projections(spec, tensors)
         names |= {f"{one}.weight": f"{one}.weight" for one in PROJECTIONS}
+    elif is_ranker(config):
+        tensors = {name: one for name, one in tensors.items() if name != FOLDER_ROWS}
+        spec = replace(spec, tied_head=True)
     elif TABLE in tensors:
         tensors = {f"model.{name}": one for name, one in tensors.items()}
         spec = replace(spec, tied_head=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.ranking import Ranking
 from mlc_llm.tokenizers import Tokenizer
 
 
@@ -20,6 +21,9 @@ class UnchangedFiles:
 
     def check_sums(self) -> None:
         """There are none."""
+
+    def ranking(self) -> Ranking | None:
+        return None
 
 
 class TextlessFiles(UnchangedFiles):

@@ -135,8 +135,10 @@ ENCODERS = (
 """Those that make vectors of texts."""
 EMBEDDERS = (Architecture("qwen3", "Qwen3Model", "qwen3", "qwen3"),)
 """Decoders whose folders have no head: they are for the vector of a text's last token."""
+RANKERS = (Architecture("qwen3", "Qwen3ForSequenceClassification", "qwen3", "qwen3"),)
+"""Decoders that rank documents: their head has a row for each label, and none for tokens."""
 USUAL_END = "ForCausalLM"
-_ALL = (*ROWS, *ENCODERS, *EMBEDDERS)
+_ALL = (*ROWS, *ENCODERS, *EMBEDDERS, *RANKERS)
 ARCHITECTURES: dict[str, Architecture] = {row.gguf: row for row in reversed(_ALL)}
 """By `general.architecture` of GGUF; where rows have one name there, the first of them."""
 _BY_CLASS = {row.config: row for row in _ALL}
@@ -172,6 +174,11 @@ def architecture_of(config: Mapping[str, object]) -> Architecture:
 def is_encoder(config: Mapping[str, object]) -> bool:
     """Whether the model of a `config.json` makes vectors of texts. Raises UnsupportedModel."""
     return architecture_of(config) in ENCODERS
+
+
+def is_ranker(config: Mapping[str, object]) -> bool:
+    """Whether the model of a `config.json` ranks documents. Raises UnsupportedModel."""
+    return architecture_of(config) in RANKERS
 
 
 def names_of_gguf(architecture: str) -> FolderNames | None:

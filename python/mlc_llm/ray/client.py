@@ -73,6 +73,7 @@ class ReplicaClient(EngineClient[AsyncReader]):
             self._bundle.pooling,
             self._bundle.is_encoder,
             self._bundle.scores,
+            ranking=self._bundle.ranking,
         )
         remote = RemoteEngine(
             replicas.send,
@@ -156,7 +157,7 @@ def _bundle(settings: ModelSettings, config: EngineConfig) -> ModelBundle:
 def _admission(
     bundle: ModelBundle, facts: ReplicaFacts, config: EngineConfig, *, is_echo: bool
 ) -> Admission:
-    policy: RequestPolicy = RequestPolicy()
+    policy = RequestPolicy(writes=bundle.ranking is None)
     stops = frozenset(bundle.stop_token_ids)
     if is_echo:
         policy, stops = EchoPolicy(), frozenset()

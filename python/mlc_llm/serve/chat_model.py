@@ -22,4 +22,5 @@ def chat_model_of(loaded: OpenEngine) -> ChatModel:
         scores=bundle.scores,
         images=None if bundle.vision is None else bundle.vision.reader,
         adapters=core.adapters.names,
+        ranking=bundle.ranking,
     )

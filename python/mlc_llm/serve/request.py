@@ -12,6 +12,7 @@ from mlc_llm.serve.data import Data
 
 MAX_REQUEST_ID_CHARS = 256
 NO_TEXT = "this model is an encoder, which writes no text: ask it for embeddings"
+RANKS_ONLY = "this model ranks documents, and writes no text: ask it for a reranking"
 NO_SCORES = "this model compares no texts: reranking needs one that was trained for it"
 
 

@@ -23,7 +23,7 @@ from mlc_llm.serve.core.prompt_scores import PromptScores
 from mlc_llm.serve.core.sequence import RequestState, Sequence
 from mlc_llm.serve.data import Data, ImageData, TextData, TokenData
 from mlc_llm.serve.metrics import RequestMetrics
-from mlc_llm.serve.request import NO_SCORES, NO_TEXT, Request
+from mlc_llm.serve.request import NO_SCORES, NO_TEXT, RANKS_ONLY, Request
 from mlc_llm.tokenizers import StopStrHandler, StopStrings, Tokenizer
 
 if TYPE_CHECKING:
@@ -218,6 +218,8 @@ class Admission:
         """Raises UserError for what this kind of model does not do."""
         if self._is_encoder and not request.is_embedding:
             raise UserError(NO_TEXT)
+        if not self._policy.writes and not request.is_embedding:
+            raise UserError(RANKS_ONLY)
         if request.second_at and not self._compares:
             raise UserError(NO_SCORES)
 

@@ -9,6 +9,10 @@ from mlc_llm.serve.core.sequence import RequestState, Sequence
 class RequestPolicy:
     """The rules of an engine with a model. An engine without one may have others."""
 
+    def __init__(self, *, writes: bool = True) -> None:
+        """writes: False for a decoder that ranks documents and has no head for tokens."""
+        self.writes = writes
+
     def needs_grammar(self, config: GenerationConfig) -> bool:
         """Answers to the request follow a grammar, which has to be compiled."""
         return config.needs_grammar

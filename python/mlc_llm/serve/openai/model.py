@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import UserError
 from mlc_llm.images.reader import ImageReader
 from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.serve.request import NO_TEXT
+from mlc_llm.serve.request import NO_TEXT, RANKS_ONLY
 from mlc_llm.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from mlc_llm.ranking import Ranking
 
 
 class ChatModel(NamedTuple):
@@ -41,6 +44,8 @@ class ChatModel(NamedTuple):
     """Names of its LoRA adapters."""
     adapter: str = ""
     """The one that its requests have; "": none."""
+    ranking: Ranking | None = None
+    """How a decoder ranks documents; None: it does not."""
 
     def named(self, name: str | None) -> ChatModel:
         """The model that a request means whose `model` is this name: an adapter, if it is the name
@@ -52,7 +57,14 @@ class ChatModel(NamedTuple):
         """Tokens of the context that a prompt leaves for the answer at least."""
         return 0 if self.is_encoder else 1
 
+    @property
+    def writes(self) -> bool:
+        """It writes texts."""
+        return not self.is_encoder and self.ranking is None
+
     def check_writes(self) -> None:
-        """Raises `UserError` for an encoder."""
+        """Raises `UserError` for an encoder, and for a decoder that ranks documents."""
+        if self.ranking is not None:
+            raise UserError(RANKS_ONLY)
         if self.is_encoder:
             raise UserError(NO_TEXT)

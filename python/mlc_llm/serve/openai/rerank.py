@@ -1,17 +1,17 @@
-"""Rerank calls: the query and each document become a pair, which an encoder reads together.
+"""Rerank calls: the model reads the query together with each document.
 
-A score is the sigmoid of the one number that the model gives to a pair.
+An encoder gives one number to such a pair. Of a decoder, the number is made here, of the hidden
+vector of its prompt's last token. The answer has the sigmoid of the number.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from mlc_llm.errors import InvalidField, RequestError, UserError
+from mlc_llm.errors import RequestError, UserError
 from mlc_llm.protocol.embedding_protocol import EmbeddingUsage
 from mlc_llm.protocol.openai_responses import UsageInfo
 from mlc_llm.protocol.rerank_protocol import (
@@ -23,6 +23,7 @@ from mlc_llm.protocol.rerank_protocol import (
 from mlc_llm.serve.openai.calls import Call, Part
 from mlc_llm.serve.openai.chunks import Chunk, check_failure
 from mlc_llm.serve.openai.embeddings import INPUTS_OF_AN_ANSWER, Unstreamed, vector_request
+from mlc_llm.serve.openai.rank_prompts import Prompts, prompts_of
 from mlc_llm.serve.openai.requests import ChatModel
 from mlc_llm.serve.request import NO_SCORES, Request
 
@@ -42,50 +43,36 @@ def rerank_call(request: RerankRequest, request_id: str, model: ChatModel) -> Re
     unknown = request.unknown_fields()
     if unknown:
         _log.warning("fields of the request that have no effect: %s", ", ".join(unknown))
-    query = cache(partial(_tokens, "query", request.query, model))
+    prompts = prompts_of(request, model)
     ids = [f"{request_id}-{i}" for i in range(len(request.documents))]
-    parts = [Part(one, 1, _Making(one, i, query, request, model)) for i, one in enumerate(ids)]
-    whole = WholeRanking(request, request_id)
+    parts = [Part(one, 1, _Making(one, i, prompts, model)) for i, one in enumerate(ids)]
+    number = _first if model.ranking is None else model.ranking.score
+    whole = WholeRanking(request, request_id, number)
     cost = -(-len(parts) // INPUTS_OF_AN_ANSWER)
     return Call(parts, Unstreamed(), whole, cost, counted="documents")
 
 
 class _Making:
-    """Makes the engine's request of the pair with one document."""
+    """Makes the engine's request of the document with an index."""
 
-    def __init__(
-        self,
-        request_id: str,
-        index: int,
-        query: Callable[[], list[int]],
-        request: RerankRequest,
-        model: ChatModel,
-    ) -> None:
-        """query: its tokens, which are made once for all documents."""
-        self._request_id, self._index, self._query = request_id, index, query
-        self._document, self._model = request.documents[index], model
+    def __init__(self, request_id: str, index: int, prompts: Prompts, model: ChatModel) -> None:
+        self._request_id, self._index = request_id, index
+        self._prompts, self._model = prompts, model
 
     def __call__(self) -> Request:
         """Raises `InvalidField`, `ContextLengthExceeded`."""
-        model, field = self._model, f"documents[{self._index}]"
-        texts = self._query(), _tokens(field, self._document, model)
-        ids, second_at = model.tokenizer.frame.pair(*texts)
-        return vector_request(self._request_id, ids, model, second_at)
-
-
-def _tokens(field: str, text: str, model: ChatModel) -> list[int]:
-    """Raises `InvalidField` for a text without any, `ContextLengthExceeded` for a long one."""
-    found = model.tokenizer.encode(text, max_tokens=model.context)
-    if not found:
-        raise InvalidField(field, text, "it has no tokens")
-    return found
+        ids, second_at = self._prompts(self._index)
+        return vector_request(self._request_id, ids, self._model, second_at)
 
 
 class WholeRanking:
     """Collects the scores of one call."""
 
-    def __init__(self, request: RerankRequest, request_id: str) -> None:
-        self._request, self._request_id = request, request_id
+    def __init__(
+        self, request: RerankRequest, request_id: str, number: Callable[[Sequence[float]], float]
+    ) -> None:
+        """number: that of a document, of what the engine gives for it."""
+        self._request, self._request_id, self._number = request, request_id, number
         self._scores: list[float | None] = [None] * len(request.documents)
         self._prompt_tokens = 0
 
@@ -93,7 +80,7 @@ class WholeRanking:
         """Raises `RequestError` if a request failed."""
         check_failure(chunk, self._request_id)
         if chunk.embedding is not None:
-            self._scores[part] = chunk.embedding[0]
+            self._scores[part] = self._number(chunk.embedding)
         if chunk.usage_json is not None:
             self._prompt_tokens += UsageInfo.model_validate_json(chunk.usage_json).prompt_tokens
 
@@ -117,6 +104,11 @@ class WholeRanking:
         text = self._request.documents[index] if self._request.return_documents else None
         document = None if text is None else RerankDocument(text=text)
         return RerankResult(index=index, relevance_score=_sigmoid(score), document=document)
+
+
+def _first(scores: Sequence[float]) -> float:
+    """Of an encoder, which gives a single one."""
+    return scores[0]
 
 
 def _sigmoid(x: float) -> float:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mlc_llm.model_files.tower import TowerFiles
     from mlc_llm.models.image_spec import Sight
     from mlc_llm.protocol.conversation_protocol import Conversation
+    from mlc_llm.ranking import Ranking
 
 SHARD_INDEXES = ("tensor-cache.json", "ndarray-cache.json")
 """One of them is in MLC LLM's folders."""
@@ -85,6 +86,8 @@ class ModelBundle:
     """See `ModelFiles`."""
     vision: Vision | None = None
     """None: it reads no images."""
+    ranking: Ranking | None = None
+    """How a decoder ranks documents; None: it does not."""
 
     @property
     def is_encoder(self) -> bool:
@@ -98,7 +101,9 @@ class ModelBundle:
 
     @property
     def scores(self) -> int:
-        """Scores that it gives to a pair of texts; 0: it compares none."""
+        """Scores that it gives to two texts; 0: it compares none."""
+        if self.ranking is not None:
+            return 1
         encoder = None if self.files is None else self.files.plan().spec.encoder
         return 0 if encoder is None else encoder.labels
 
@@ -207,6 +212,7 @@ def open_model(
         sliding_window=settings.sliding_window,
         attention_sinks=settings.attention_sinks,
         pooling=files.pooling,
+        ranking=files.ranking(),
     )
 
 

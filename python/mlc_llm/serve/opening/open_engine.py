@@ -26,6 +26,7 @@ from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.echo_model import EchoPace, echo_pace, is_echo
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
@@ -239,6 +240,7 @@ def _core(
         stop_token_ids=bundle.stop_token_ids,
         trace=trace,
         drafter=_drafter(runners[-1], config.speculative_mode),
+        policy=RequestPolicy(writes=bundle.ranking is None),
         images=None if bundle.vision is None else bundle.vision.reader,
     )
 
@@ -277,7 +279,7 @@ def _open_echo(
     assert context is not None
     is_bare = is_echo(config.model)
     bundle = echo_bundle(context) if is_bare else open_without_weights(config.model, context)
-    bundle = with_pooling(bundle, config.pooling or LAST_TOKEN)
+    bundle = replace(with_pooling(bundle, config.pooling or LAST_TOKEN), ranking=None)
     core = echo_core(bundle.tokenizer, complete, trace, pace)
     publish_events(core, None, complete)
     return OpenEngine(core, bundle, complete)

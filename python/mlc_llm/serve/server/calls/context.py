@@ -92,7 +92,7 @@ class ServerContext:
         model = _model_of(slot)
         length = None if model is None else model.context
         prompt = None if model is None else model.context - model.least_answer
-        answer = 0 if model is not None and model.is_encoder else prompt
+        answer = 0 if model is not None and not model.writes else prompt
         return ModelResponse(
             id=name,
             created=self.created,

@@ -23,7 +23,7 @@ async def server_info(request: Request) -> Response:
         "version": __version__,
     }
     if slot.client is not None:
-        found["is_embedding"] = slot.client.model.is_encoder
+        found["is_embedding"] = not slot.client.model.writes
         config = slot.client.engine_config
         found["max_running_requests"] = config.max_num_sequence
         found["max_total_num_tokens"] = config.max_total_sequence_length
@@ -36,7 +36,7 @@ async def model_info(request: Request) -> Response:
     slot = context_of(request).models.default
     found: dict[str, Any] = {"served_model_name": slot.names[0]}
     if slot.client is not None:
-        found["is_generation"] = not slot.client.model.is_encoder
+        found["is_generation"] = slot.client.model.writes
     return JSONResponse(found)
 
 

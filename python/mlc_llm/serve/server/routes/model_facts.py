@@ -108,6 +108,8 @@ def _capabilities(model: ChatModel) -> list[str]:
     """What the template has a place for, or that it writes nothing."""
     if model.is_encoder:
         return ["embedding"]
+    if not model.writes:
+        return []
     source = _template(model)
     known = {"tools": "tools", "enable_thinking": "thinking"}
     sees = ["vision"] if model.images else []
