@@ -54,11 +54,12 @@ def test_a_request_for_nothing_closes_the_model_and_another_opens_it() -> None:
 
 def test_a_closed_model_is_not_opened_to_be_closed() -> None:
     with running() as server:
+        server.call("POST", "/api/generate", {"keep_alive": 0})
+        eventually(lambda: slot_of(server).state is State.CLOSED, "it is open")
         for path in ("generate", "chat"):
             reply = server.call("POST", f"/api/{path}", {"keep_alive": 0, "stream": False})
             assert reply.json["done"] and reply.json["done_reason"] == "unload"
-            eventually(lambda: is_closed(server), "it is open")
-        assert slot_of(server).state is State.CLOSED
+            assert slot_of(server).state is State.CLOSED
         unknown = {"keep_alive": 0, "model": "nobody"}
         assert server.call("POST", "/api/generate", unknown).status == 404
 
