@@ -199,10 +199,15 @@ def _is_to_stay_closed(given: Read[ChatRequest] | Read[GenerateRequest]) -> bool
 
 def _closed(kind: Kind, given: Read[ChatRequest] | Read[GenerateRequest]) -> Response:
     """Raises `HTTPError` for a client that may not close models."""
-    if context_of(given.request).settings.keys and not tenant_of(given.request).is_admin:
+    if not _may_close(given.request):
         raise _not_admin()
     name = given.body.model or _slot(given).names[0]
     return _line(Lines(kind, new_id("ollama"), name, Clock()), "unload", given.body.stream, {})
+
+
+def _may_close(request: Request) -> bool:
+    """Without keys everybody may, with keys an admin."""
+    return not context_of(request).settings.keys or tenant_of(request).is_admin
 
 
 def _not_admin() -> HTTPError:
@@ -234,12 +239,12 @@ def _keep(
     | Asked[EmbedRequest]
     | Asked[OldEmbedRequest],
 ) -> list[str]:
-    """Do what `keep_alive` says, if the client may close models: without keys everybody may, with
-    keys an admin. Returns the fields without effect."""
+    """Do what `keep_alive` says, if the client may close models. Returns the fields without
+    effect."""
     seconds = asked.body.keep_alive
     if seconds is None:
         return []
-    if asked.served.settings.keys and not tenant_of(asked.request).is_admin:
+    if not _may_close(asked.request):
         return ["keep_alive"]
     asked.served.keep(None if math.isinf(seconds) else seconds)
     return []
