@@ -24,7 +24,7 @@ class MergedLinear:
     """Matrices that share an input: one product where their tensor types agree, else one each.
 
     `owner` gets them as parameters, named as in `kinds` behind `prefix`. Parts k and v are what
-    pages keep.
+    the pages of a decoder keep.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class MergedLinear:
         role = prefix.rstrip(".").split(".")[-1]
         self._matrices = []
         for name, rows in sizes.items():
-            kept = _kept(parts if self._is_joined else {name: rows})
+            kept = range(0) if spec.encoder else _kept(parts if self._is_joined else {name: rows})
             matrix = ops.matrix(rows, columns, spec.kinds[prefix + name], role, kept)
             setattr(owner, name, matrix)
             self._matrices.append(matrix)

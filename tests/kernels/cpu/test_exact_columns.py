@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from mlc_llm.kernels.cpu.activation import Source
 from mlc_llm.kernels.cpu.integer_matmul import column_parts
 from mlc_llm.kernels.cpu.matmul import matmul
 from mlc_llm.kernels.cpu.unpacked_matmul import LEAST_ROWS
+from mlc_llm.models.merged import MergedLinear, Part
 
 N, EXACT, EPS = 224, range(64, 160), 1e-5
 COUNTS = (1, 2, 7, LEAST_ROWS + 3)
@@ -92,3 +95,31 @@ def test_what_stays_exact(kind: str, role: str, kept: range, exact: range) -> No
     """A router's scores decide which experts compute. Keys and values in bfloat16 do well."""
     matrix = CpuOps(ONE_PLANE).matrix(128, 64, kind, role, kept)
     assert (matrix.exact, matrix.is_exact) == (exact, len(exact) == 128)
+
+
+@pytest.mark.parametrize(
+    ("parts", "kept"),
+    [
+        ({"q": 128, "k": 64, "v": 64}, range(128, 256)),
+        ({"q": 128, "k": 64, "v": 64, "gate": 128}, range(128, 256)),
+        ({"q": 128, "k": 64}, range(128, 192)),
+        ({"gate": 128, "up": 128}, range(0)),
+    ],
+)
+def test_keys_and_values_of_decoders_are_kept(parts: dict[str, int], kept: range) -> None:
+    name = "_".join(parts)
+    for encoder, expected in ((None, kept), (object(), range(0))):
+        spec: Any = SimpleNamespace(kinds={f"layers.0.qkv.{name}": "Q4_0"}, encoder=encoder)
+        owner = Part()
+        MergedLinear(owner, parts, 64, spec, "layers.0.qkv.", CpuOps(ONE_PLANE))
+        assert getattr(owner, name).exact == expected
+
+
+def test_matrices_that_are_not_joined() -> None:
+    """Their types differ."""
+    parts = {"q": 128, "k": 64, "v": 64}
+    kinds = {f"layers.0.qkv.{part}": "Q4_0" for part in parts}
+    owner, spec = Part(), cast(Any, SimpleNamespace(kinds=kinds, encoder=None))
+    MergedLinear(owner, parts, 64, spec, "layers.0.qkv.", CpuOps(ONE_PLANE))
+    assert [owner.q.exact, owner.k.exact, owner.v.exact] == [range(0), range(64), range(64)]
+    assert owner.k.is_exact and not owner.q.is_exact
