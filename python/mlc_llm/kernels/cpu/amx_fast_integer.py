@@ -56,7 +56,7 @@ def fast_integer_matmul(
                 fast.multiply(tiles, W, Y, first)
             if m > first:
                 exact.share(exact_X, W, Y, first, m - first, isa.planes, None)
-            exact.unpack(exact_X, W, Y, first, m - first, isa.planes)
+            exact.unpack(exact_X, W, Y, first, m - first, isa.planes, None)
 
     return fast_and_exact_product
 

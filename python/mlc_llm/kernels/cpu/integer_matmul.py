@@ -139,7 +139,7 @@ class MatrixProduct:
                     rows.inputs.quantize_all(rows.given, rows.quantised, m)
                 self.run_few(rows.quantised, W, Y, first, m, asked)
         if self.unpacks:
-            self.run_many(rows.quantised, W, Y, first, m)
+            self.run_many(rows.quantised, W, Y, first, m, asked)
 
     @T.inline
     def run_few(self, X, W, Y, first, m, asked):
@@ -160,20 +160,20 @@ class MatrixProduct:
             self.share(X, W, Y, m, asked, i + 1)
 
     @T.inline
-    def run_many(self, X, W, Y, first, m):
+    def run_many(self, X, W, Y, first, m, asked):
         """The rows that `run_few` leaves."""
         if first is not None:
-            self.whole.unpack(X, W, Y, 0, first, 1)
-            self.whole.unpack(X, W, Y, first, m - first, self.isa.sums)
+            self.whole.unpack(X, W, Y, 0, first, 1, asked)
+            self.whole.unpack(X, W, Y, first, m - first, self.isa.sums, asked)
         else:
-            self.unpack(X, W, Y, m, 0)
+            self.unpack(X, W, Y, m, asked, 0)
 
     @T.inline
-    def unpack(self, X, W, Y, m, i):
+    def unpack(self, X, W, Y, m, asked, i):
         """The same if they are many."""
-        self.parts[i].unpack(X, W, Y, 0, m, self.parts[i].planes)
+        self.parts[i].unpack(X, W, Y, 0, m, self.parts[i].planes, asked)
         if i + 1 < len(self.parts):
-            self.unpack(X, W, Y, m, i + 1)
+            self.unpack(X, W, Y, m, asked, i + 1)
 
 
 def column_parts(blocks: int, isa: Isa, exact: range) -> list[tuple[range, int]]:

@@ -69,11 +69,11 @@ class IntegerProduct:
                 self.multiply_rows(X, W, Y, self.first + block, start, count, planes, asked)
 
     @T.inline
-    def unpack(self, X, W, Y, start, count, planes):
+    def unpack(self, X, W, Y, start, count, planes, asked):
         """Rows `start` to `start + count`, if they are many, with weights unpacked once."""
         if count >= LEAST_ROWS:
             many = T.meta_var(self.of_many(planes))
-            many.multiply(X, W, Y, start, count)
+            many.multiply(X, W, Y, start, count, asked)
 
     @property
     def unpacks(self) -> bool:
