@@ -1,11 +1,17 @@
 """Prepares the input of a matrix: a norm or an activation, then quantisation to 16 bits.
 
     for row in rows of X:                             parallel, unless they are few
-      for g in groups of k columns:
-        v = what the kind makes of X[row, g]          `row_kinds.py`
-        scale = max |v| / LIMIT
-        q = round(v / scale)
-        Y[row, g] = planes of q; scale, sum of q, scale * sum of q
+      for stretch in stretches of the columns:
+        for g in groups of the stretch:
+          v[g] = what the kind makes of X[row, g]     `row_kinds.py`
+          top[g] = max |v[g]|
+        scale = top / LIMIT                           of all its groups at once
+        for g in groups of the stretch:
+          q = round(v[g] / scale[g])
+          Y[row, g] = planes of q; scale[g], sum of q, scale[g] * sum of q
+
+Each of these loops has short chains of instructions, so that a processor works on several groups at
+a time: with one loop it waited for maxima and quotients.
 
 X, weight and bias: see `row_kinds.py`; most kinds have no bias
 Y       int32 [m, k/group, group/2 + 6] for integer kernels (`quantize`), of each group:
@@ -29,7 +35,7 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.dot import Words
 from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
-from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, reduce_max, reduce_sum, splat
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, halved_sum, lanes_at, reduce_max, splat
 from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
@@ -42,6 +48,9 @@ SCALE, SUM, SCALED_SUM = range(3)
 DESCRIPTION = 3
 """How many they are."""
 
+STRETCH, SCALES = 128, 4
+"""Columns of a stretch (they stay in the first cache, and on the stack), and scales that are
+found at once."""
 PART, NORM_PART, MOST_PARTS = 256, 512, 16
 """Columns of a part of a row, of one whose norm is looked for, and parts at most."""
 
@@ -176,6 +185,8 @@ class QuantizedRows:
         self.kind, self.k, self.group, self.isa, self.eps = kind, k, group, isa, eps
         self.lanes = group // 4
         self.lane = lanes_at(0, self.lanes)
+        self.wide = min(isa.lanes, group)
+        self.together = max(1, STRETCH // group)
 
     @T.inline
     def quantize(self, given, Y, row):
@@ -186,45 +197,71 @@ class QuantizedRows:
     def quantize_groups(self, given, Y, row, first, count):
         """`count` groups of a row, from number `first` on."""
         inv = T.alloc_buffer((KINDS[self.kind].statistics,), "float32")
-        scale = T.alloc_buffer((1,), "float32")
-        step = T.alloc_buffer((1,), "float32")
-        v = T.alloc_buffer((4, self.lanes), "float32")
-        q = T.alloc_buffer((4, self.lanes), "int32")
-        top = T.alloc_buffer((self.lanes,), "int32")
-        total = T.alloc_buffer((self.lanes,), "int32")
+        v = T.alloc_buffer((self.together, self.group), "float32")
+        top = T.alloc_buffer((self.together,), "int32")
+        scale = T.alloc_buffer((self.together,), "float32")
+        step = T.alloc_buffer((self.together,), "float32")
         find_statistics(self.kind, given.x, row, self.k, self.eps, inv)
-        for i in T.serial(count):
-            g = T.meta_var(first + i)
-            self.find_scale(given, row, g, inv, v, top, scale, step)
-            self.store_planes(Y, row, g, v, q, total, scale, step)
-            if self.isa.sums == 2:
-                self.describe_high_plane(Y, row, g, q, total, scale)
+        for stretch in T.serial(T.ceildiv(count, self.together)):
+            start = T.meta_var(stretch * self.together)
+            for i in T.serial(T.min(self.together, count - start)):
+                self.load_group(given, row, first + start + i, inv, v, i, top)
+            self.find_scales(top, scale, step)
+            for i in T.serial(T.min(self.together, count - start)):
+                self.store_group(Y, row, first + start + i, v, i, scale, step)
 
     @T.inline
-    def find_scale(self, given, row, g, inv, v, top, scale, step):
-        """Loads group g to v; scale[0] and step[0]: its scale, and 1 / scale or 0."""
-        for i in T.unroll(4):
-            v[i, self.lane] = load(
-                *(self.kind, given, row, g * self.group + i * self.lanes),
-                *(self.k, inv, self.lanes),
+    def load_group(self, given, row, g, inv, v, i, top):
+        """Loads group g to v[i]; top[i]: the bits of its largest magnitude."""
+        most = T.alloc_buffer((self.wide,), "int32")
+        all_lanes = T.meta_var(lanes_at(0, self.wide))
+        for j in T.unroll(self.group // self.wide):
+            lanes = T.meta_var(lanes_at(j * self.wide, self.wide))
+            v[i, lanes] = load(
+                *(self.kind, given, row, g * self.group + j * self.wide),
+                *(self.k, inv, self.wide),
             )
-        top[self.lane] = T.max(
-            T.max(magnitude(v[0, self.lane], self.lanes), magnitude(v[1, self.lane], self.lanes)),
-            T.max(magnitude(v[2, self.lane], self.lanes), magnitude(v[3, self.lane], self.lanes)),
-        )
-        set_scale(top, self.lanes, scale, step)
+            if j == 0:
+                most[all_lanes] = magnitude(v[i, lanes], self.wide)
+            else:
+                most[all_lanes] = T.max(most[all_lanes], magnitude(v[i, lanes], self.wide))
+        top[i] = reduce_max(most, self.wide)
 
     @T.inline
-    def store_planes(self, Y, row, g, v, q, total, scale, step):
-        """Rounds v to integers q; writes their planes and describes them."""
-        for i in T.unroll(4):
-            q[i, self.lane] = rounded(v[i, self.lane] * splat(step[0], self.lanes), self.lanes)
+    def find_scales(self, top, scale, step):
+        """The scales of all groups of a stretch; step: 1 / scale, or 0 for zeros."""
+        for at in T.unroll(-(-self.together // SCALES)):
+            lanes = T.meta_var(min(SCALES, self.together))
+            here = T.meta_var(lanes_at(at * lanes, lanes))
+            scale[here] = T.reinterpret(top[here], dtype=f"float32x{lanes}") * fsplat(
+                1.0 / LIMIT, lanes
+            )
+            step[here] = T.Select(
+                scale[here] > fsplat(0.0, lanes), fsplat(1.0, lanes) / scale[here], fsplat(0.0, lanes)
+            )
+
+    @T.inline
+    def store_group(self, Y, row, g, v, i, scale, step):
+        """Rounds v[i] and writes it as group g."""
+        q = T.alloc_buffer((4, self.lanes), "int32")
+        total = T.alloc_buffer((self.lanes,), "int32")
+        self.store_planes(Y, row, g, v, i, q, total, scale[i], step[i])
+        if self.isa.sums == 2:
+            self.describe_high_plane(Y, row, g, q, total, scale[i])
+
+    @T.inline
+    def store_planes(self, Y, row, g, v, i, q, total, scale, step):
+        """Rounds v[i] to integers q; writes their planes and describes them."""
+        for part in T.unroll(4):
+            q[part, self.lane] = rounded(
+                v[i, lanes_at(part * self.lanes, self.lanes)] * splat(step, self.lanes), self.lanes
+            )
         total[self.lane] = q[0, self.lane] + q[1, self.lane] + q[2, self.lane] + q[3, self.lane]
         Y[row, g, self.lane] = pack_plane(self.isa, q, self.lane, 0, self.lanes)
         Y[row, g, lanes_at(self.lanes, self.lanes)] = pack_plane(
             self.isa, q, self.lane, 1, self.lanes
         )
-        _describe(Y, row, g, 2 * self.lanes, scale[0], reduce_sum(total, self.lanes))
+        _describe(Y, row, g, 2 * self.lanes, scale, halved_sum(total[self.lane], self.lanes, "int32"))
 
     @T.inline
     def describe_high_plane(self, Y, row, g, q, total, scale):
@@ -234,7 +271,7 @@ class QuantizedRows:
         total[self.lane] = q[0, self.lane] + q[1, self.lane] + q[2, self.lane] + q[3, self.lane]
         _describe(
             *(Y, row, g, 2 * self.lanes + DESCRIPTION),
-            *(scale[0] * T.float32(256), reduce_sum(total, self.lanes)),
+            *(scale * T.float32(256), halved_sum(total[self.lane], self.lanes, "int32")),
         )
 
 

@@ -103,12 +103,12 @@ def reduce_sum(buffer: Buffer, lanes: int, row: Index | None = None) -> Expr:
     return _fold(lambda a, b: a + b, _elements(buffer, lanes, row))
 
 
-def halved_sum(x: Expr, lanes: int) -> Expr:
+def halved_sum(x: Expr, lanes: int, dtype: str = "float32") -> Expr:
     """Sum of the lanes of a vector, whose number is a power of two: halves are added until one lane
     is left. It takes fewer instructions than `reduce_sum`, and adds in another order."""
     while lanes > 2:
         lanes //= 2
-        x = T.vectorlow(f"float32x{lanes}", x) + T.vectorhigh(f"float32x{lanes}", x)
+        x = T.vectorlow(f"{dtype}x{lanes}", x) + T.vectorhigh(f"{dtype}x{lanes}", x)
     total: Expr = Shuffle([x], [0]) + Shuffle([x], [1])
     return total
 
