@@ -29,8 +29,8 @@ from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, tensor_sh
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import choose
 from mlc_llm.backends.cpu.threads import configure_threads
-from mlc_llm.kernels.cpu.activation import DESCRIPTION, quantized_width
 from mlc_llm.kernels.cpu.matmul import matmul
+from mlc_llm.kernels.cpu.quantized_rows import DESCRIPTION, quantized_width
 
 KINDS = {"default model": "Q4_1", "1B": "Q4_0"}
 """The types of most matrices of the models in `compare.py`."""

@@ -23,8 +23,8 @@ from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, tensor_sh
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import choose
 from mlc_llm.backends.cpu.threads import configure_threads
-from mlc_llm.kernels.cpu.activation import quantized_width
 from mlc_llm.kernels.cpu.matmul import matmul
+from mlc_llm.kernels.cpu.quantized_rows import quantized_width
 
 SHAPES = {
     "default model": [(960, 576), (576, 576), (3072, 576), (576, 1536)],

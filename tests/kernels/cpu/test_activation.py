@@ -20,7 +20,8 @@ from kernel_tools import (
 
 from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.activation import LIMIT, floats
+from mlc_llm.kernels.cpu.activation import floats
+from mlc_llm.kernels.cpu.quantized_rows import LIMIT
 
 G32, G16, PLAIN = WeightFormat(4, 32), WeightFormat(8, 16), WeightFormat(32)
 FORMATS = [pytest.param(f, id=n) for f, n in ((G32, "g32"), (G16, "g16"), (PLAIN, "floats"))]

@@ -14,10 +14,11 @@ from test_matmul import ROWS, Weights, columns, weights
 from mlc_llm.backends.cpu.formats import padded_rows
 from mlc_llm.backends.cpu.isa import AMX, VNNI, Isa
 from mlc_llm.kernels.cpu import bf16
-from mlc_llm.kernels.cpu.activation import quantize, quantized_width
+from mlc_llm.kernels.cpu.activation import quantize
 from mlc_llm.kernels.cpu.bf16 import TILE_ROWS
 from mlc_llm.kernels.cpu.matmul import can_ask, can_quantize, has_fast_rows, matmul
 from mlc_llm.kernels.cpu.quant_blocks import row_width
+from mlc_llm.kernels.cpu.quantized_rows import quantized_width
 from mlc_llm.kernels.cpu.unpacked_matmul import LEAST_ROWS
 
 FAST_AMX = replace(AMX, fast=True)

@@ -20,10 +20,10 @@ from pairs import every_other
 from mlc_llm.backends.cpu.formats import format_of_kind, padded_rows
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.packing import LARGEST, Packed, pack, unpack
-from mlc_llm.kernels.cpu.activation import LIMIT
 from mlc_llm.kernels.cpu.fixed_point import LARGE, least_gemm_rows
 from mlc_llm.kernels.cpu.matmul import matmul
 from mlc_llm.kernels.cpu.quant_blocks import BLOCK_GROUPS, GROUP, quant_blocks, sums_start
+from mlc_llm.kernels.cpu.quantized_rows import LIMIT
 from mlc_llm.quantization.block_format import Grouped
 
 WIDTH = GROUP * BLOCK_GROUPS

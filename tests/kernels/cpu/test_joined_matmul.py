@@ -11,8 +11,9 @@ from test_matmul import activations, columns, weights
 
 from mlc_llm.backends.cpu.formats import padded_rows
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.activation import MOST_PARTS, Source
-from mlc_llm.kernels.cpu.matmul import can_quantize, has_fast_rows, matmul
+from mlc_llm.kernels.cpu.activation import Source
+from mlc_llm.kernels.cpu.matmul import can_quantize, has_fast_rows, leaves_quantised, matmul
+from mlc_llm.kernels.cpu.quantized_rows import MOST_PARTS
 from mlc_llm.kernels.cpu.unpacked_matmul import LEAST_ROWS
 from mlc_llm.kernels.row_kinds import KINDS
 
@@ -55,7 +56,9 @@ def test_same_bits(isa: Isa, of: str, kind: str, fast: bool) -> None:
         apart(quantised, *rest, expected)
         read = [given.get("weight", x), *([given["bias"]] if "bias" in given else [])]
         joined(x, *read, made, *rest, found)
-        assert made.tobytes() == quantised.tobytes(), f"{m} rows"
+        for rows in (slice(m // 2), slice(m // 2, m)) if fast else (slice(m),):
+            if leaves_quantised(isa) or len(made[rows]) < LEAST_ROWS:
+                assert made[rows].tobytes() == quantised[rows].tobytes(), f"{m} rows"
         assert found.tobytes() == expected.tobytes(), f"{m} rows"
         assert np.isfinite(found).all()
 
@@ -73,7 +76,7 @@ def test_no_loop_of_one_task_is_in_a_launch(isa: Isa, n: int) -> None:
         deeper = " " * (_indent(lines[start]) + 1)
         inside = takewhile(lambda line, deeper=deeper: line.startswith(deeper), lines[start + 1 :])
         assert not any("T.parallel(1)" in line for line in inside)
-    assert bool(launches) == (n > 32)
+    assert bool(launches) == (n > 32 or not leaves_quantised(isa))
 
 
 def _indent(line: str) -> int:

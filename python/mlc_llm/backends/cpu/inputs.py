@@ -10,10 +10,11 @@ from tvm.relax.frontend.nn import Tensor
 from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
-from mlc_llm.kernels.cpu.activation import Source, floats, quantize, quantized_width
+from mlc_llm.kernels.cpu.activation import Source, floats, quantize
 from mlc_llm.kernels.cpu.bf16 import TILE_ROWS, prepare_fast, prepare_fast_integers
-from mlc_llm.kernels.cpu.matmul import can_quantize
+from mlc_llm.kernels.cpu.matmul import can_quantize, leaves_quantised
 from mlc_llm.kernels.cpu.quant_blocks import quantize_blocks, row_width
+from mlc_llm.kernels.cpu.quantized_rows import quantized_width
 from mlc_llm.kernels.cpu.split import split_rows
 from mlc_llm.kernels.types import Index
 
@@ -58,17 +59,19 @@ class Input:
         split: bool,
     ) -> tuple[list[Tensor], Source | None]:
         """What the product of the matrix takes of the input; and of which rows it quantises it into
-        the last of these tensors, for itself and all that read it later: None if it is made
-        already, or by a kernel of its own. fast: the number of fast tokens. split: in two parts of
-        each number (`split.py`)."""
+        the last of these tensors, for itself and, where `leaves_quantised`, for all that read it
+        later: None if it is made already, or by a kernel of its own. fast: the number of fast
+        tokens. split: in two parts of each number (`split.py`)."""
         if split:
             return [self._split(matrix.columns, scratch)], None
         key = _way(matrix, fast)
         if key in self._prepared or not can_quantize(matrix.fmt, isa, fast=fast is not None):
             return [self.read_by(matrix, isa, scratch, fast)], None
         out = self._quantised(matrix, self.x.shape[0])
-        self._prepared[key] = scratch.tensor(out.shape, out.dtype)
-        return [*self.arguments, self._prepared[key]], Source(self.kind, self.eps)
+        made = scratch.tensor(out.shape, out.dtype)
+        if leaves_quantised(isa):
+            self._prepared[key] = made
+        return [*self.arguments, made], Source(self.kind, self.eps)
 
     def read_by(
         self, matrix: Packed, isa: Isa, scratch: Scratch, fast: Tensor | None = None

@@ -16,15 +16,15 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
-from mlc_llm.backends.cpu.formats import WeightFormat, tensor_shape
+from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.activation import quantized_width
 from mlc_llm.kernels.cpu.amx import ROWS
 from mlc_llm.kernels.cpu.amx_blocking import VECTORS
 from mlc_llm.kernels.cpu.amx_fast_product import FastProduct
 from mlc_llm.kernels.cpu.amx_pipeline import L, Pipeline
 from mlc_llm.kernels.cpu.bf16 import TILE_ROWS, round_pair, tiles_shape
-from mlc_llm.kernels.cpu.integer_product import IntegerProduct
+from mlc_llm.kernels.cpu.integer_matmul import MatrixProduct, Rows
+from mlc_llm.kernels.cpu.quantized_rows import quantized_width
 from mlc_llm.kernels.cpu.tile_weights import PART_ROWS, tile_weights
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
 
@@ -35,7 +35,8 @@ def fast_integer_matmul(
     """Kernel as `matmul.matmul` describes it for fast rows."""
     groups, width = k // fmt.group, quantized_width(fmt.group)
     fast = Pipeline(n, UnpackedTiles(n, k, fmt, accumulate))
-    exact, (shape, _) = IntegerProduct(n, k, fmt, isa, accumulate), tensor_shape(fmt, n, k)
+    exact = MatrixProduct([(range(n // BLOCK), isa.planes)], k, fmt, isa, accumulate)
+    shape, _ = tensor_shape(fmt, n, k)
 
     @T.prim_func(private=True, s_tir=True)
     def fast_and_exact_product(
@@ -55,8 +56,7 @@ def fast_integer_matmul(
             if first > 0:
                 fast.multiply(tiles, W, Y, first)
             if m > first:
-                exact.share(exact_X, W, Y, first, m - first, isa.planes, None)
-            exact.unpack(exact_X, W, Y, first, m - first, isa.planes, None)
+                exact.multiply(Rows(None, None, exact_X), W, Y, first, m - first, None)
 
     return fast_and_exact_product
 

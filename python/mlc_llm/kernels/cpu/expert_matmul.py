@@ -26,7 +26,6 @@ from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.activation import quantized_width
 from mlc_llm.kernels.cpu.amx import ROWS as TILE_ROWS
 from mlc_llm.kernels.cpu.amx_blocking import Place
 from mlc_llm.kernels.cpu.amx_exact import ExactProduct
@@ -38,6 +37,7 @@ from mlc_llm.kernels.cpu.float_matmul import DequantisedProduct, FloatProduct
 from mlc_llm.kernels.cpu.integer_product import IntegerProduct
 from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.quant_blocks import row_width
+from mlc_llm.kernels.cpu.quantized_rows import quantized_width
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 from mlc_llm.kernels.types import Buffer, Index
 from mlc_llm.record import record

@@ -25,13 +25,15 @@ Y          float32 [m, n]                   the result
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.arguments import without
-from mlc_llm.kernels.cpu.activation import SharedRows, Source, quantized_width
+from mlc_llm.kernels.cpu.activation import Source
 from mlc_llm.kernels.cpu.adapter_asks import (
     Factors,
     asked_of,
@@ -43,6 +45,8 @@ from mlc_llm.kernels.cpu.adapter_asks import (
 from mlc_llm.kernels.cpu.adapter_groups import table_size
 from mlc_llm.kernels.cpu.integer_product import IntegerProduct
 from mlc_llm.kernels.cpu.launches import all_meet, one_launch
+from mlc_llm.kernels.cpu.quantized_rows import SharedRows, quantized_width
+from mlc_llm.kernels.cpu.unpacked_matmul import LANES, LEAST_ROWS, ManyRows
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Buffer
@@ -54,7 +58,7 @@ class Rows:
     """What a product reads: rows that are quantised already, or that it quantises first."""
 
     inputs: SharedRows | None
-    given: Given
+    given: Given | None
     quantised: Buffer
 
 
@@ -71,7 +75,10 @@ def integer_matmul(
     source: Source | None = None,
 ) -> tvm.tirx.PrimFunc:
     """Kernel as `matmul.matmul` describes it."""
-    groups, product = k // fmt.group, MatrixProduct(n, k, fmt, isa, accumulate, exact)
+    groups, blocks = k // fmt.group, n // BLOCK
+    product = MatrixProduct(column_parts(blocks, isa, exact), k, fmt, isa, accumulate)
+    coarse = MatrixProduct([(range(blocks), 1)], k, fmt, isa, accumulate)
+    fine = MatrixProduct([(range(blocks), isa.sums)], k, fmt, isa, accumulate)
     shape, _ = tensor_shape(fmt, n, k)
     kind = "plain" if source is None else source.kind
     inputs = None if source is None else SharedRows(kind, k, fmt.group, isa, source.eps)
@@ -102,78 +109,70 @@ def integer_matmul(
             if fast:
                 # Read once: inside the loops it would be read again for each group of columns.
                 first: T.let[T.int32] = fast_rows[0]
-                product.run(rows, W, Y, first, m, asked)
+                if first > 0:
+                    coarse.multiply(rows, W, Y, 0, first, asked)
+                if m > first:
+                    fine.multiply(rows, W, Y, first, m - first, asked)
             else:
-                product.run(rows, W, Y, None, m, asked)
+                product.multiply(rows, W, Y, 0, m, asked)
 
     unread = ("X", "N", "BIAS") if source is None else KINDS[kind].unread
     return without(asking(integer_product, asks), *unread, *(() if fast else ("fast_rows",)))
 
 
 class MatrixProduct:
-    """All rows of X times the whole matrix, on all threads.
-
-    exact: rows of the matrix whose results count with all planes where the others have one.
-    """
+    """Rows of X times the whole matrix, on all threads. parts: of `column_parts`."""
 
     def __init__(
-        self, n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool, exact: range
+        self,
+        parts: Sequence[tuple[range, int]],
+        k: int,
+        fmt: WeightFormat,
+        isa: Isa,
+        accumulate: bool,
     ) -> None:
-        self.parts = [
+        self.few = [
             IntegerProduct(BLOCK * len(blocks), k, fmt, isa, accumulate, blocks.start, planes)
-            for blocks, planes in column_parts(n // BLOCK, isa, exact)
+            for blocks, planes in parts
         ]
-        self.isa, self.whole, self.unpacks = isa, self.parts[0], self.parts[0].unpacks
+        self.many = ManyRows(parts, k, fmt, isa.sums, accumulate) if unpacks(isa) else None
 
     @T.inline
-    def run(self, rows, W, Y, first, m, asked):
-        """All m rows. first: so many of the first ones are fast; None: the kernel knows none."""
+    def multiply(self, rows, W, Y, start, count, asked):
+        """Rows `start` to `start + count`."""
+        if self.many is None:
+            self.multiply_few(rows, W, Y, start, count, asked)
+        elif count >= LEAST_ROWS:
+            self.many.multiply(rows, W, Y, start, count, asked)
+        else:
+            self.multiply_few(rows, W, Y, start, count, asked)
+
+    @T.inline
+    def multiply_few(self, rows, W, Y, start, count, asked):
+        """The same with weights unpacked for each row block."""
         if rows.inputs is None:
-            self.run_few(rows.quantised, W, Y, first, m, asked)
-        elif self.whole.apart == 1:  # such a loop would be no loop, and all threads would do it
-            rows.inputs.quantize_all(rows.given, rows.quantised, m)
-            self.run_few(rows.quantised, W, Y, first, m, asked)
+            self.share(rows.quantised, W, Y, start, count, asked, 0)
+        elif self.few[0].apart == 1:  # such a loop would be no loop, and all threads would do it
+            rows.inputs.quantize_all(rows.given, rows.quantised, start, count)
+            self.share(rows.quantised, W, Y, start, count, asked, 0)
         else:
             with one_launch():
                 with all_meet():
-                    rows.inputs.quantize_all(rows.given, rows.quantised, m)
-                self.run_few(rows.quantised, W, Y, first, m, asked)
-        if self.unpacks:
-            self.run_many(rows.quantised, W, Y, first, m, asked)
+                    rows.inputs.quantize_all(rows.given, rows.quantised, start, count)
+                self.share(rows.quantised, W, Y, start, count, asked, 0)
 
     @T.inline
-    def run_few(self, X, W, Y, first, m, asked):
-        """All of them, with weights unpacked for each row block, unless they are many."""
-        if first is not None:
-            if first > 0:
-                self.whole.share(X, W, Y, 0, first, 1, asked)
-            if m > first:
-                self.whole.share(X, W, Y, first, m - first, self.isa.sums, asked)
-        else:  # without a condition, which would take a register from the sums
-            self.share(X, W, Y, m, asked, 0)
+    def share(self, X, W, Y, start, count, asked, i):
+        """Quantised rows times the parts from number i on."""
+        self.few[i].share(X, W, Y, start, count, asked)
+        if i + 1 < len(self.few):
+            self.share(X, W, Y, start, count, asked, i + 1)
 
-    @T.inline
-    def share(self, X, W, Y, m, asked, i):
-        """All m rows, unless they are many, times the parts from number i on."""
-        self.parts[i].share(X, W, Y, 0, m, self.parts[i].planes, asked)
-        if i + 1 < len(self.parts):
-            self.share(X, W, Y, m, asked, i + 1)
 
-    @T.inline
-    def run_many(self, X, W, Y, first, m, asked):
-        """The rows that `run_few` leaves."""
-        if first is not None:
-            self.whole.unpack(X, W, Y, 0, first, 1, asked)
-            self.whole.unpack(X, W, Y, first, m - first, self.isa.sums, asked)
-        else:
-            self.unpack(X, W, Y, m, asked, 0)
-
-    @T.inline
-    def unpack(self, X, W, Y, m, asked, i):
-        """The same if they are many."""
-        self.parts[i].unpack(X, W, Y, 0, m, self.parts[i].planes, asked)
-        if i + 1 < len(self.parts):
-            self.unpack(X, W, Y, m, asked, i + 1)
+def unpacks(isa: Isa) -> bool:
+    """Whether weights are unpacked once for many rows. Such products quantise what they read for
+    themselves alone."""
+    return isa.lanes == LANES
 
 
 def column_parts(blocks: int, isa: Isa, exact: range) -> list[tuple[range, int]]:

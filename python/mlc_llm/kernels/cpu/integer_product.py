@@ -9,10 +9,10 @@ from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
 from mlc_llm.backends.cpu.isa import AVX2, Isa
-from mlc_llm.kernels.cpu.activation import SCALE, SCALED_SUM, SUM, description
 from mlc_llm.kernels.cpu.adapter_asks import Turn, ask_for_factors
 from mlc_llm.kernels.cpu.dot import Words, bias, dot
 from mlc_llm.kernels.cpu.prefetch import align_stack
+from mlc_llm.kernels.cpu.quantized_rows import SCALE, SCALED_SUM, SUM, description
 from mlc_llm.kernels.cpu.row_block import (
     RowBlock,
     add_group,
@@ -22,7 +22,6 @@ from mlc_llm.kernels.cpu.row_block import (
     words_ahead,
 )
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
-from mlc_llm.kernels.cpu.unpacked_matmul import LANES, LEAST_ROWS, UnpackedProduct
 from mlc_llm.kernels.cpu.vectors import lanes_at, splat
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
@@ -56,34 +55,11 @@ class IntegerProduct:
         self.ahead = words_ahead(fmt, self.streams)
 
     @T.inline
-    def share(self, X, W, Y, start, count, planes, asked):
-        """Rows `start` to `start + count`, unless they are many."""
-        if self.unpacks:
-            if count < LEAST_ROWS:
-                for block in T.parallel(self.apart):
-                    align_stack()
-                    self.multiply_rows(X, W, Y, self.first + block, start, count, planes, asked)
-        else:
-            for block in T.parallel(self.apart):
-                align_stack()
-                self.multiply_rows(X, W, Y, self.first + block, start, count, planes, asked)
-
-    @T.inline
-    def unpack(self, X, W, Y, start, count, planes, asked):
-        """Rows `start` to `start + count`, if they are many, with weights unpacked once."""
-        if count >= LEAST_ROWS:
-            many = T.meta_var(self.of_many(planes))
-            many.multiply(X, W, Y, start, count, asked)
-
-    @property
-    def unpacks(self) -> bool:
-        """Whether weights are unpacked once for many rows."""
-        return self.isa.lanes == LANES
-
-    def of_many(self, planes: int) -> UnpackedProduct:
-        """The product of LEAST_ROWS rows or more."""
-        blocks = range(self.first, self.first + self.n // BLOCK)
-        return UnpackedProduct(blocks, self.k, self.fmt, planes, self.isa.sums, self.accumulate)
+    def share(self, X, W, Y, start, count, asked):
+        """Rows `start` to `start + count`, on all threads."""
+        for block in T.parallel(self.apart):
+            align_stack()
+            self.multiply_rows(X, W, Y, self.first + block, start, count, self.planes, asked)
 
     @T.inline
     def multiply(self, X, W, Y, block, m):

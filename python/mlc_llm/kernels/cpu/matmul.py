@@ -33,7 +33,7 @@ from mlc_llm.kernels.cpu.amx_fast_integer import fast_integer_matmul
 from mlc_llm.kernels.cpu.amx_split import can_split, split_matmul
 from mlc_llm.kernels.cpu.fixed_point import fixed_point_matmul
 from mlc_llm.kernels.cpu.float_matmul import dequantised_matmul, float_matmul
-from mlc_llm.kernels.cpu.integer_matmul import integer_matmul
+from mlc_llm.kernels.cpu.integer_matmul import integer_matmul, unpacks
 from mlc_llm.kernels.cpu.pair_matmul import has_pairs, pair_matmul
 
 
@@ -51,6 +51,11 @@ def can_quantize(fmt: WeightFormat, isa: Isa, *, fast: bool = False) -> bool:
     """Whether the product can quantise its input itself."""
     on_tiles = fmt.is_fixed_point or (fast and isa.amx_tiles)
     return isa.integer and not (fmt.is_float or on_tiles or fmt.reads_floats)
+
+
+def leaves_quantised(isa: Isa) -> bool:
+    """Whether a product that quantises its input leaves it for other products to read."""
+    return not unpacks(isa)
 
 
 def has_one_plane(fmt: WeightFormat) -> bool:
@@ -82,7 +87,7 @@ def matmul(
 
     Arguments: X, W and Y as above.
     source (where `can_quantize`): in the place of X come the arguments of `activation.quantize`, of
-    rows of this kind. The last of them is X, which the kernel makes first.
+    rows of this kind. The last of them is X, which the kernel makes first (`leaves_quantised`).
     accumulate: add to Y in place (the residual stream) instead of overwriting it.
     fast (where `has_fast_rows`): int32 [1] comes before Y, the number of fast rows. These are the
     first ones; they count with one plane, or all is bfloat16. Every other row is computed exactly.

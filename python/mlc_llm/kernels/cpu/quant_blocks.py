@@ -25,9 +25,10 @@ from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.arguments import without
-from mlc_llm.kernels.cpu.activation import each_row, magnitude, pack_plane, rounded, set_scale
+from mlc_llm.kernels.cpu.activation import each_row
 from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
-from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, reduce_sum, splat
+from mlc_llm.kernels.cpu.quantized_rows import LIMIT, magnitude, pack_plane, rounded
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, reduce_max, reduce_sum, splat
 from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 
 GROUP = 32
@@ -125,7 +126,8 @@ class QuantizedRows:
                     *(self.k, inv, QUADS),
                 )
                 top[self.lane] = T.max(top[self.lane], magnitude(v[g, i, self.lane], QUADS))
-        set_scale(top, QUADS, scale, step)
+        scale[0] = T.reinterpret(reduce_max(top, QUADS), dtype="float32") * T.float32(1.0 / LIMIT)
+        step[0] = T.if_then_else(scale[0] > T.float32(0), T.float32(1) / scale[0], T.float32(0))
         Y[row, scales_start(self.k) + block] = T.reinterpret(scale[0], dtype="int32")
 
     @T.inline

@@ -1,7 +1,8 @@
 """Products of many rows on AVX-512 VNNI: weights are unpacked once for all rows.
 
-    for turn in turns of TURN rows:
-      P = X of the turn, in the order in which it is read                 parallel
+    for turn in turns of TURN rows:                                     a launch; threads meet
+      P = rows of the turn, quantised, in the order in which they       parallel
+          are read (`row_panels.py`)
       for task in some column blocks times a row panel of the turn:       parallel; threads claim
         S = 0                                                             tasks (`claims.py`)
         for part in parts of the columns:
@@ -16,142 +17,147 @@
         Y[panel, blocks] (+)= S
 
 X, W, Y  see `integer_matmul.py`
-P  int32 [panels, k blocks, row blocks, groups, ROWS, words]   of each row and group: the words of
-                                           its planes, SCALE, and SCALED_SUM or, for weights with
-                                           an offset, what it takes off
 U  int32 [groups, quads, 32]               weights, a byte each. U and F stay in the first cache,
 F  float32 [2, groups, 32]                 a part of a row panel of P in the second one
 S  float32 [blocks, rows of a panel, 32]   sums so far
 claims  int32 [tasks + 1]                  which tasks threads have claimed
 
-The last row block ends with the last row. It may have rows of the one before, which it does not
-write.
+The last row block may have rows of the one before, which it does not write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
-from mlc_llm.kernels.cpu.activation import SCALE, SCALED_SUM, SUM, description
 from mlc_llm.kernels.cpu.adapter_asks import Turn, ask_for_factors
 from mlc_llm.kernels.cpu.claims import CLAIMED, SEEN, STATE, claim, clear_claims
 from mlc_llm.kernels.cpu.dot import BYTES, multiply_bytes, weight_values
+from mlc_llm.kernels.cpu.launches import all_meet, one_launch
 from mlc_llm.kernels.cpu.prefetch import align_stack, prefetch
 from mlc_llm.kernels.cpu.row_block import LINE_WORDS, add_group, clear, put
+from mlc_llm.kernels.cpu.row_panels import ROWS, TURN, RowPanels
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
 from mlc_llm.kernels.cpu.vectors import lanes_at, splat
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
 LEAST_ROWS = 6
 """Fewer rows do not pay for unpacking (measured with Zen 5 on two threads)."""
-ROWS = 4
-"""Rows of a row block. Eight would not leave registers for their float32 sums."""
-TURN = 512
-"""Rows that P holds at once."""
-PANEL_BYTES = 400 * 2**10
-"""How much of P should stay in the second cache."""
-K_BLOCK, PART = 384, 2048
-"""Columns of a k block, at most if a span is no more, and of a part."""
 Words: TypeAlias = Callable[[Index, Index, Index], Expr]
 """Words of a k block of a row block: by group, row and number."""
 LANES, VECTORS = 16, BLOCK // 16
 
 
-class UnpackedProduct:
-    """A product of both planes of activations, or of the high plane alone, and some column
-    blocks."""
+class ManyRows:
+    """LEAST_ROWS rows or more times a matrix. parts: column blocks that follow each other, and how
+    many planes count in them."""
 
     def __init__(
-        self, blocks: range, k: int, fmt: WeightFormat, planes: int, sums: int, accumulate: bool
+        self,
+        parts: Sequence[tuple[range, int]],
+        k: int,
+        fmt: WeightFormat,
+        sums: int,
+        accumulate: bool,
     ) -> None:
-        self.first_block, count = blocks.start, len(blocks)
-        self.fmt, self.planes, self.accumulate = fmt, planes, accumulate
-        self.is_high = planes < sums
-        self.groups, self.quads = k // fmt.group, fmt.group // 4
-        spans = self.groups // fmt.span
-        self.k_blocks = -(-spans // max(1, K_BLOCK // (fmt.span * fmt.group)))
-        self.k_groups = -(-spans // self.k_blocks) * fmt.span
-        self.part = max(1, PART // fmt.group // self.k_groups)
-        self.scale = planes * self.quads
-        self.words = self.scale + 2
-        row_bytes = min(k, PART) // fmt.group * 4 * self.words
-        self.panel = min(PANEL_BYTES // row_bytes, TURN) // ROWS
-        self.task_blocks = next(
-            c for c in (4, 2, 1) if c == 1 or (count % c == 0 and count >= 16 * c)
-        )
-        self.column_tasks = count // self.task_blocks
-        self.most_tasks = self.column_tasks * -(-TURN // (ROWS * self.panel))
+        self.panels = RowPanels(k, fmt, [planes for _, planes in parts], sums)
+        self.parts = [UnpackedProduct(*part, self.panels, accumulate) for part in parts]
+        self.column_tasks = sum(part.column_tasks for part in self.parts)
+        self.task_blocks = max(part.task_blocks for part in self.parts)
+        self.most_tasks = self.column_tasks * -(-TURN // (ROWS * self.panels.panel))
 
     @T.inline
-    def multiply(self, X, W, Y, start, count, asked):
-        """Rows `start` to `start + count`, which are LEAST_ROWS or more."""
+    def multiply(self, rows, W, Y, start, count, asked):
+        """Rows `start` to `start + count`, quantised already or not (`integer_matmul.Rows`)."""
         claims = T.alloc_buffer((self.most_tasks + 1,), "int32")
         for turn in T.serial(T.ceildiv(count, TURN)):
-            P = T.alloc_buffer(
-                (
-                    T.ceildiv(T.min(X.shape[0], TURN), ROWS * self.panel),
-                    *(self.k_blocks, self.panel, self.k_groups, ROWS, self.words),
-                ),
-                "int32",
-            )
+            P = T.alloc_buffer(self.panels.shape(Y.shape[0]), "int32")
             first = T.meta_var(start + turn * TURN)
             row_blocks: T.let[T.int32] = T.ceildiv(T.min(TURN, count - turn * TURN), ROWS)
-            for b in T.parallel(row_blocks):
-                self.pack(X, P, b, T.min(first + b * ROWS, start + count - ROWS))
-            self.do_all(P, W, Y, claims, first, row_blocks, start + count - ROWS, asked)
+            panels: T.let[T.int32] = T.ceildiv(row_blocks, self.panels.panel)
+            tasks: T.let[T.int32] = self.column_tasks * panels
+            last = T.meta_var(start + count - ROWS)
+            # Buffers that all threads share are touched outside the launch: TVM makes them there.
+            T.evaluate(prefetch(P, 0, 0, 0, 0, 0, 0))
+            clear_claims(claims, tasks)
+            with one_launch():
+                with all_meet():
+                    self.fill(rows, P, first, row_blocks, last)
+                self.do_all(P, W, Y, claims, first, row_blocks, panels, last, asked)
 
     @T.inline
-    def do_all(self, P, W, Y, claims, first, row_blocks, last, asked):
-        """All tasks of a turn that begins with row `first`. In its first turn a thread does tasks
-        until none is free; its other turns find nothing."""
-        panels: T.let[T.int32] = T.ceildiv(row_blocks, self.panel)
-        tasks: T.let[T.int32] = self.column_tasks * panels
-        clear_claims(claims, tasks)
+    def fill(self, rows, P, first, row_blocks, last):
+        """The rows of a turn that begins with row `first`, into P."""
+        source = T.meta_var(lambda row: T.min(first + row // ROWS * ROWS, last) + row % ROWS)
+        if rows.inputs is None:
+            for row in T.parallel(row_blocks * ROWS):
+                self.panels.copy(rows.quantised, P, row, source(row))
+        else:
+            rows.inputs.quantize_some(
+                rows.given, self.panels.target(P), row_blocks * ROWS, source, lambda row: row
+            )
+
+    @T.inline
+    def do_all(self, P, W, Y, claims, first, row_blocks, panels, last, asked):
+        """All tasks of the turn. In its first one a thread does tasks until none is free; its
+        others find nothing."""
+        tasks = T.meta_var(self.column_tasks * panels)
+        size = T.meta_var(self.panels.panel)
         for at in T.parallel(tasks):
             align_stack()
             if claims[tasks] == 0:
                 state = T.alloc_buffer((STATE,), "int32")
-                U = T.alloc_buffer((self.k_groups, self.quads, BLOCK), "int32")
-                F = T.alloc_buffer((2, self.k_groups, BLOCK), "float32")
-                S = T.alloc_buffer((self.task_blocks, self.panel * ROWS, BLOCK), "float32")
+                U = T.alloc_buffer((self.panels.k_groups, self.panels.quads, BLOCK), "int32")
+                F = T.alloc_buffer((2, self.panels.k_groups, BLOCK), "float32")
+                S = T.alloc_buffer((self.task_blocks, size * ROWS, BLOCK), "float32")
                 state[SEEN] = 0
                 claim(claims, state, at, tasks)
                 while state[CLAIMED] < tasks:
                     panel: T.let[T.int32] = state[CLAIMED] % panels
-                    column: T.let[T.int32] = state[CLAIMED] // panels * self.task_blocks
-                    self.add_panel(
-                        *(P, W, Y, U, F, S, self.first_block + column, panel),
-                        T.min(self.panel, row_blocks - panel * self.panel),
-                        *(first + panel * self.panel * ROWS, last, asked),
+                    column: T.let[T.int32] = state[CLAIMED] // panels
+                    self.do_task(
+                        *(P, W, Y, U, F, S, column, panel),
+                        T.min(size, row_blocks - panel * size),
+                        *(first + panel * size * ROWS, last, asked, 0),
                     )
                     claim(claims, state, at, tasks)
                 claims[tasks] = 1
 
     @T.inline
-    def pack(self, X, P, b, row):
-        """Row block b of P, which begins with that row of X."""
-        panel, block = T.meta_var((b // self.panel, b % self.panel))
-        for g in T.serial(self.groups):
-            k_block, i = T.meta_var((g // self.k_groups, g % self.k_groups))
-            for r in T.unroll(ROWS):
-                x = T.meta_var(description(X, row + r, g, self.fmt.group, self.is_high))
-                planes = T.meta_var(lanes_at(0, self.scale))
-                P[panel, k_block, block, i, r, planes] = X[row + r, g, planes]
-                P[panel, k_block, block, i, r, self.scale] = x(SCALE)
-                P[panel, k_block, block, i, r, self.scale + 1] = self.second(x)
+    def do_task(self, P, W, Y, U, F, S, column, panel, blocks, row, last, asked, i):
+        """The columns of task `column`, counted from the first one of part i on, times a panel."""
+        part = T.meta_var(self.parts[i])
+        if i + 1 == len(self.parts) or column < part.column_tasks:
+            part.add_panel(P, W, Y, U, F, S, column, panel, blocks, row, last, asked)
+        else:
+            self.do_task(
+                *(P, W, Y, U, F, S, column - part.column_tasks, panel),
+                *(blocks, row, last, asked, i + 1),
+            )
 
-    def second(self, x: Callable[[int], Expr]) -> Expr:
-        """What stands behind SCALE in P."""
-        return x(SCALED_SUM) if self.fmt.has_minimum else x(SUM) * T.int32(-self.fmt.offset)
+
+class UnpackedProduct:
+    """The product of a row panel and some column blocks, by both planes of activations or by the
+    high one alone."""
+
+    def __init__(self, blocks: range, planes: int, panels: RowPanels, accumulate: bool) -> None:
+        self.first_block, count = blocks.start, len(blocks)
+        self.fmt, self.planes, self.accumulate = panels.fmt, planes, accumulate
+        self.groups, self.quads, self.part = panels.groups, panels.quads, panels.part
+        self.k_blocks, self.k_groups = panels.k_blocks, panels.k_groups
+        self.scale, self.last_plane = panels.scale(planes), (planes - 1) * panels.quads
+        self.task_blocks = next(
+            c for c in (4, 2, 1) if c == 1 or (count % c == 0 and count >= 16 * c)
+        )
+        self.column_tasks = count // self.task_blocks
 
     @T.inline
-    def add_panel(self, P, W, Y, U, F, S, first_block, panel, blocks, row, last, asked):
-        """All columns of a panel of row blocks, for the column blocks from `first_block` on."""
-        block: T.let[T.int32] = first_block
+    def add_panel(self, P, W, Y, U, F, S, column, panel, blocks, row, last, asked):
+        """All columns of a panel of row blocks, for the column blocks of task `column`."""
+        block: T.let[T.int32] = self.first_block + column * self.task_blocks
         size: T.let[T.int32] = blocks
         for part in T.serial(-(-self.k_blocks // self.part)):
             for c in T.serial(self.task_blocks):
@@ -265,7 +271,7 @@ class UnpackedProduct:
                     low[r, v, lane] = multiply_bytes(
                         low[r, v, lane],
                         U[g, q, lanes_at(v * LANES, LANES)],
-                        x(g, r, (self.planes - 1) * self.quads + q),
+                        x(g, r, self.last_plane + q),
                     )
 
     def begin(self, x: Words, g: Index, r: Index) -> Expr:

@@ -1,0 +1,233 @@
+"""Quantises rows to 16 bits: what a kernel does with a row, whatever its kind.
+
+    for stretch in stretches of the columns:
+      for g in groups of the stretch:
+        v[g] = what the kind makes of X[row, g]     `row_kinds.py`
+        top[g] = max |v[g]|
+      scale = top / LIMIT                           of all its groups at once
+      for g in groups of the stretch:
+        q = round(v[g] / scale[g])
+        write planes of q; scale[g], sum of q, scale[g] * sum of q
+
+Each of these loops has short chains of instructions, so that a processor works on several groups at
+once: with one loop for all it waited for maxima and quotients.
+
+`quantized_width` has what is written of a group, unless a target says otherwise (`row_panels.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm.script import tirx as T
+
+from mlc_llm.backends.cpu.formats import WeightFormat
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.dot import Words
+from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
+from mlc_llm.kernels.cpu.vectors import fsplat, halved_sum, lanes_at, reduce_max, splat
+from mlc_llm.kernels.row_kinds import KINDS
+from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.record import record
+
+LIMIT = 32512
+"""Largest 16-bit activation: its high byte, rounded, still fits a signed byte."""
+SCALE, SUM, SCALED_SUM = range(3)
+"""The words that describe a group, or the high plane of one."""
+DESCRIPTION = 3
+"""How many they are."""
+STRETCH = 128
+"""Columns of a stretch. Their buffers are on the stack, where TVM keeps less than a KiB."""
+PART, NORM_PART, MOST_PARTS = 256, 512, 16
+"""Columns of a part of a row, of one whose norm is looked for, and parts at most."""
+
+
+def quantized_width(group: int) -> int:
+    """32-bit words of a quantised group: its values, then two descriptions."""
+    return group // 2 + 2 * DESCRIPTION
+
+
+def description(X: Buffer, row: Index, group: Index, size: int, is_high: bool) -> Words:
+    """The words that describe a group (of `size` columns) of quantised rows, or its high plane."""
+    start = size // 2 + (DESCRIPTION if is_high else 0)
+    return lambda word: X[row, group, start + word]
+
+
+def magnitude(x: Expr, lanes: int) -> Expr:
+    """Bits of |x|. They order as integers do, with NaN above all, so a maximum keeps each NaN."""
+    return T.reinterpret(T.abs(x), dtype=f"int32x{lanes}")
+
+
+def high_bytes(q: Expr, lanes: int) -> Expr:
+    """The high bytes of 16-bit integers, rounded so that the low bytes are signed."""
+    return T.shift_right(q + splat(T.int32(128), lanes), splat(T.int32(8), lanes))
+
+
+def rounded(x: Expr, lanes: int) -> Expr:
+    """The nearest integers; of two that are as near the even one."""
+    return T.cast(T.nearbyint(x), f"int32x{lanes}")
+
+
+def pack_plane(isa: Isa, integers: Buffer, lane: Expr, plane: int, lanes: int) -> Expr:
+    """The words of a plane; integers: [4, lanes], a vector for each byte of a word."""
+    q = [integers[i, lane] for i in range(4)]
+
+    def put(value: Expr, mask: int, shift: int) -> Expr:
+        """The bits of `mask`, moved to their place in a word."""
+        part = value & splat(T.int32(mask), lanes)
+        return part if shift == 0 else T.shift_left(part, splat(T.int32(shift), lanes))
+
+    if isa.sums == 1:
+        return put(q[plane], 0xFFFF, 0) | put(q[plane + 2], 0xFFFF, 16)
+    if plane == 0:
+        q = [high_bytes(v, lanes) for v in q]
+    return put(q[0], 255, 0) | put(q[1], 255, 8) | put(q[2], 255, 16) | put(q[3], 255, 24)
+
+
+@record(eq=False)
+class Target:
+    """What rows are quantised into.
+
+    at: where the buffer has a word of a row and group. planes: how many are written. whole, high:
+    the first word that describes all planes, or the high one; None: it is not described. fmt: of
+    the only weights that read it; None: any weights may.
+    """
+
+    buffer: Buffer
+    at: Callable[[Index, Index, Index], tuple[Index, ...]]
+    planes: int
+    whole: int | None
+    high: int | None
+    fmt: WeightFormat | None = None
+
+
+class QuantizedRows:
+    """Statements that quantise. A group is four vectors, one for each byte of a word."""
+
+    def __init__(self, kind: str, k: int, group: int, isa: Isa, eps: float) -> None:
+        self.kind, self.k, self.group, self.isa, self.eps = kind, k, group, isa, eps
+        self.lanes = group // 4
+        self.lane = lanes_at(0, self.lanes)
+        self.wide = min(isa.lanes, group)
+        self.together = STRETCH // group
+
+    def usual(self, Y: Buffer) -> Target:
+        """Y, int32 [m, k/group, `quantized_width`], as the target."""
+        high = 2 * self.lanes + DESCRIPTION if self.isa.sums == 2 else None
+        return Target(Y, lambda row, g, word: (row, g, word), 2, 2 * self.lanes, high)
+
+    @T.inline
+    def quantize(self, given, Y, row):
+        """One row, into Y."""
+        self.quantize_groups(given, row, self.usual(Y), row, 0, self.k // self.group)
+
+    @T.inline
+    def quantize_groups(self, given, row, target, place, first, count):
+        """`count` groups of a row, from number `first` on; place: the row of the target."""
+        inv = T.alloc_buffer((KINDS[self.kind].statistics,), "float32")
+        v = T.alloc_buffer((self.together, self.group), "float32")
+        top = T.alloc_buffer((self.together,), "int32")
+        scale = T.alloc_buffer((self.together,), "float32")
+        step = T.alloc_buffer((self.together,), "float32")
+        find_statistics(self.kind, given.x, row, self.k, self.eps, inv)
+        for stretch in T.serial(T.ceildiv(count, self.together)):
+            start = T.meta_var(stretch * self.together)
+            for i in T.serial(T.min(self.together, count - start)):
+                self.load_group(given, row, first + start + i, inv, v, i, top)
+            self.find_scales(top, scale, step)
+            for i in T.serial(T.min(self.together, count - start)):
+                self.store_group(target, place, first + start + i, v, i, scale[i], step[i])
+
+    @T.inline
+    def load_group(self, given, row, g, inv, v, i, top):
+        """Loads group g to v[i]; top[i]: the bits of its largest magnitude."""
+        most = T.alloc_buffer((self.wide,), "int32")
+        all_lanes = T.meta_var(lanes_at(0, self.wide))
+        for j in T.unroll(self.group // self.wide):
+            lanes = T.meta_var(lanes_at(j * self.wide, self.wide))
+            v[i, lanes] = load(
+                *(self.kind, given, row, g * self.group + j * self.wide),
+                *(self.k, inv, self.wide),
+            )
+            if j == 0:
+                most[all_lanes] = magnitude(v[i, lanes], self.wide)
+            else:
+                most[all_lanes] = T.max(most[all_lanes], magnitude(v[i, lanes], self.wide))
+        top[i] = reduce_max(most, self.wide)
+
+    @T.inline
+    def find_scales(self, top, scale, step):
+        """The scales of all groups of a stretch; step: 1 / scale, or 0 for zeros."""
+        L = T.meta_var(self.together)
+        here = T.meta_var(lanes_at(0, L))
+        scale[here] = T.reinterpret(top[here], dtype=f"float32x{L}") * fsplat(1.0 / LIMIT, L)
+        step[here] = T.Select(
+            scale[here] > fsplat(0.0, L), fsplat(1.0, L) / scale[here], fsplat(0.0, L)
+        )
+
+    @T.inline
+    def store_group(self, target, place, g, v, i, scale, step):
+        """Rounds v[i] to integers; writes their planes as group g, and describes them."""
+        q = T.alloc_buffer((4, self.lanes), "int32")
+        total = T.alloc_buffer((self.lanes,), "int32")
+        Y = T.meta_var(target.buffer)
+        for part in T.unroll(4):
+            q[part, self.lane] = rounded(
+                v[i, lanes_at(part * self.lanes, self.lanes)] * splat(step, self.lanes), self.lanes
+            )
+        Y[target.at(place, g, self.lane)] = pack_plane(self.isa, q, self.lane, 0, self.lanes)
+        if target.planes == 2:
+            low = T.meta_var(lanes_at(self.lanes, self.lanes))
+            Y[target.at(place, g, low)] = pack_plane(self.isa, q, self.lane, 1, self.lanes)
+        if target.whole is not None:
+            self.describe(target, place, g, target.whole, q, total, scale)
+        if target.high is not None:
+            for part in T.unroll(4):
+                q[part, self.lane] = high_bytes(q[part, self.lane], self.lanes)
+            self.describe(target, place, g, target.high, q, total, scale * T.float32(256))
+
+    @T.inline
+    def describe(self, target, place, g, start, q, total, scale):
+        """Writes SCALE, SUM and SCALED_SUM of integers q from word `start` on; or SCALE and what
+        the target's weights need beside it."""
+        Y, fmt = T.meta_var((target.buffer, target.fmt))
+        total[self.lane] = q[0, self.lane] + q[1, self.lane] + q[2, self.lane] + q[3, self.lane]
+        sums: T.let[T.int32] = halved_sum(total[self.lane], self.lanes, "int32")
+        scaled = T.meta_var(T.reinterpret(T.cast(sums, "float32") * scale, dtype="int32"))
+        Y[target.at(place, g, start + SCALE)] = T.reinterpret(scale, dtype="int32")
+        if fmt is None:
+            Y[target.at(place, g, start + SUM)] = sums
+            Y[target.at(place, g, start + SCALED_SUM)] = scaled
+        else:
+            Y[target.at(place, g, start + 1)] = (
+                scaled if fmt.has_minimum else sums * T.int32(-fmt.offset)
+            )
+
+
+class SharedRows(QuantizedRows):
+    """The same within a launch: few rows are cut into parts, so that all threads have some."""
+
+    @property
+    def parts(self) -> int:
+        """Parts of a row. Each looks for the statistics of a norm anew."""
+        per = NORM_PART if KINDS[self.kind].norm else PART
+        return max(1, min(self.k // per, MOST_PARTS))
+
+    @T.inline
+    def quantize_all(self, given, Y, start, m):
+        """Rows `start` to `start + m`, on the threads of a launch, into the same rows of Y."""
+        self.quantize_some(
+            given, self.usual(Y), m, lambda row: start + row, lambda row: start + row
+        )
+
+    @T.inline
+    def quantize_some(self, given, target, m, source, place):
+        """m rows, on the threads of a launch. source, place: the row of X and of the target."""
+        parts: T.let[T.int32] = T.if_then_else(m < MOST_PARTS, self.parts, 1)
+        groups: T.let[T.int32] = T.ceildiv(self.k // self.group, parts)
+        for u in T.parallel(m * parts):
+            first = T.meta_var(u % parts * groups)
+            self.quantize_groups(
+                *(given, source(u // parts), target, place(u // parts), first),
+                T.min(groups, self.k // self.group - first),
+            )
