@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,13 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
 def test_the_best_kernels(pretend: Pretend, family: str, flags: str, isa: Isa) -> None:
     pretend(family, flags)
     assert choose().isa is isa
+
+
+def test_who_asks_ahead_for_a_single_row(pretend: Pretend) -> None:
+    pretend("x86_64", CASCADELAKE + " avx512_bf16 avx_vnni")
+    assert choose().isa == replace(VNNI_BF16, asks=True)
+    assert choose("vnni").isa == replace(VNNI, asks=True)
+    assert choose("avx2").isa is AVX2
 
 
 @pytest.mark.parametrize(

@@ -352,6 +352,16 @@ def test_one_plane_is_what_fast_rows_are(isa: Isa, kind: str) -> None:
         assert product(one_plane, w, x[:count]).tobytes() == fast[:count].tobytes(), f"{count} rows"
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])
+@each_isa(where=lambda isa: isa.lanes == 16 and not isa.amx_tiles)
+def test_a_row_that_asks_ahead_keeps_its_bits(isa: Isa, kind: str) -> None:
+    w, asking = weights(kind, isa), replace(isa, asks=True)
+    x = activations(9, w.columns)
+    for count in (1, 5):
+        asked = product(asking, w, x[:count])
+        assert asked.tobytes() == product(isa, w, x[:count]).tobytes(), f"{count} rows"
+
+
 def _high_values(isa: Isa, w: Weights, x: Array) -> Array:
     """float64: what the high bytes of activations stand for, in the order of the columns."""
     high, scale, _ = high_parts(*prepare(isa, w.format, x))

@@ -14,7 +14,7 @@ from mlc_llm.backends.cpu.target import target_for
 from mlc_llm.kernels.cpu.matmul import matmul
 
 KINDS = ("Q4_0", "Q8_0", "Q6_K", "Q4_K", "Q5_0")
-ON_STACK = {"Q4_0": 1, "Q6_K": 2, "Q4_K": 2, "Q5_0": 3}
+ON_STACK = {"Q4_0": 1, "Q6_K": 2, "Q4_K": 9, "Q5_0": 3}
 """Instructions of a group's loop that move units, weights or a sum, in products of few rows: sums
 fill the registers."""
 VECTOR_ON_STACK = re.compile(r"^\tv\w+\t.*%zmm\d+.*\(%[re]sp\)", re.MULTILINE)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlc_llm.backends.cpu import amx
-from mlc_llm.backends.cpu.isa import ISAS, Isa
+from mlc_llm.backends.cpu.isa import ISAS, VNNI, VNNI_BF16, Isa
 from mlc_llm.errors import InvalidField
 from mlc_llm.record import record
 from mlc_llm.support.machine import cpu_flags
@@ -78,14 +79,20 @@ def choose(kernels: str | None = None) -> Machine:
         raise InvalidField(f"kernels ({KERNELS_VARIABLE})", name, allowed)
     possible = [isa for isa in ISAS.values() if not missing_features(isa.name)]
     if name == "auto":
-        return Machine(possible[0], forced=False)
+        return Machine(_fitted(possible[0]), forced=False)
     isa = ISAS[name]
     if isa not in possible:
         lacking = ", ".join(missing_features(name))
         raise InvalidField(
             f"kernels ({KERNELS_VARIABLE})", name, f"this machine lacks the instructions {lacking}"
         )
-    return Machine(isa, forced=True)
+    return Machine(_fitted(isa), forced=True)
+
+
+def _fitted(isa: Isa) -> Isa:
+    """The kernels as this machine runs them best. AVX-VNNI tells Zen 5 from Zen 4."""
+    is_newer = "avx_vnni" in (cpu_flags() or ())
+    return replace(isa, asks=True) if is_newer and isa in (VNNI, VNNI_BF16) else isa
 
 
 def fastest() -> Isa:

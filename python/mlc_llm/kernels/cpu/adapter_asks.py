@@ -59,9 +59,9 @@ class Asked:
 
 @record(eq=False)
 class Turn:
-    """A row block of the task of a column block."""
+    """A row block of the task of a column block. asked: what it asks for, if there are adapters."""
 
-    asked: Asked
+    asked: Asked | None
     block: Index
     number: Index
     count: Index

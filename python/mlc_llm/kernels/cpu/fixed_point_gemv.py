@@ -116,7 +116,7 @@ class FixedPointGemv:
         for g in T.serial(T.min(BLOCK_GROUPS, self.groups - b * BLOCK_GROUPS)):
             for s in T.unroll(at.streams):
                 ask_for_group(
-                    self.fmt, W, at.block + s * self.apart, b * BLOCK_GROUPS + g, 0, self.ahead
+                    self.fmt, W, at.block + s * self.apart, b * BLOCK_GROUPS + g, 0, self.ahead, 1
                 )
                 for r in T.unroll(at.rows):
                     self.add_words(

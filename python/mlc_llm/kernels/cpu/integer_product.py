@@ -52,7 +52,9 @@ class IntegerProduct:
         self.lane = lanes_at(0, isa.lanes)
         self.streams = _streams(n, isa)
         self.apart = n // BLOCK // self.streams
+        self.asks = self.streams > 1 or isa.asks
         self.ahead = words_ahead(fmt, self.streams)
+        self.block_words = self.groups // fmt.span * fmt.stride
 
     @T.inline
     def share(self, X, W, Y, start, count, asked):
@@ -72,26 +74,32 @@ class IntegerProduct:
         no row block, as drafts and small batches have them, are one of three or two; a single one
         goes through all streams."""
         size = T.meta_var(self.isa.row_block)
-        self.multiply_blocks(X, W, Y, block, start, count // size, size, planes, asked)
+        blocks: T.let[T.int32] = count // size + count % size // PAIR
+        self.multiply_blocks(X, W, Y, block, start, count // size, size, planes, asked, 0, blocks)
         left = T.meta_var(start + count - count % size)
         if size > PAIR:
             triples = T.meta_var(count % size // TRIPLE)
-            self.multiply_blocks(X, W, Y, block, left, triples, TRIPLE, planes, None)
+            self.multiply_blocks(
+                X, W, Y, block, left, triples, TRIPLE, planes, asked, count // size, blocks
+            )
             pairs = T.meta_var(count % size % TRIPLE // PAIR)
-            self.multiply_blocks(X, W, Y, block, left, pairs, PAIR, planes, None)
+            self.multiply_blocks(
+                X, W, Y, block, left, pairs, PAIR, planes, asked, count // size, blocks
+            )
         for t in T.serial(count % size % TRIPLE % PAIR):
             self.multiply_block(
                 X, W, Y, RowBlock(block, self.streams, start + count - 1 + t, 1), planes, None
             )
 
     @T.inline
-    def multiply_blocks(self, X, W, Y, block, start, count, rows, planes, asked):
-        """`count` row blocks of `rows` rows."""
+    def multiply_blocks(self, X, W, Y, block, start, count, rows, planes, asked, before, blocks):
+        """`count` row blocks of `rows` rows, of which `blocks` have two or more, `before` of them
+        before these."""
         for s in T.serial(self.streams):
             for t in T.serial(count):
                 self.multiply_block(
                     X, W, Y, RowBlock(block + s * self.apart, 1, start + t * rows, rows), planes,
-                    None if asked is None else Turn(asked, block + s * self.apart, t, count),
+                    Turn(asked, block + s * self.apart, before + t, blocks),
                 )  # fmt: skip
 
     @T.inline
@@ -107,11 +115,13 @@ class IntegerProduct:
         clear(sums, at.sums, self.lanes)
         for span in T.serial(self.groups // self.fmt.span):
             for i in T.serial(self.fmt.span):
-                if self.streams > 1:
-                    for s in T.unroll(at.streams):
-                        ask_for_group(self.fmt, W, at.block + s * self.apart, span, i, self.ahead)
                 if turn is not None:
-                    ask_for_factors(turn, span * self.fmt.span + i, self.groups)
+                    self.ask(W, at, span, i, turn)
+                elif self.asks:
+                    for s in T.unroll(at.streams):
+                        ask_for_group(
+                            self.fmt, W, at.block + s * self.apart, span, i, self.ahead, 1
+                        )
                 self.clear_group(high, low, at.sums, planes)
                 self.add_words(X, W, high, low, at, span * self.fmt.span + i, planes)
                 self.add_group(X, W, sums, high, low, at, span * self.fmt.span + i, planes)
@@ -120,6 +130,18 @@ class IntegerProduct:
                 Y, sums, s * at.rows, at.block + s * self.apart, at.row, at.rows,
                 self.lanes, self.accumulate,
             )  # fmt: skip
+
+    @T.inline
+    def ask(self, W, at, span, i, turn):
+        """Asks the memory for weights: the first row block for its own, the others for those of the
+        next column block; and for what adapters read."""
+        if self.isa.row_block > 1:
+            if turn.number == 0:
+                ask_for_group(self.fmt, W, at.block, span, i, self.ahead, 2)
+            elif (span * self.fmt.span + i) % T.max(turn.count - 1, 1) == turn.number - 1:
+                ask_for_group(self.fmt, W, at.block, span, i, self.block_words, 2)
+        if turn.asked is not None:
+            ask_for_factors(turn, span * self.fmt.span + i, self.groups)
 
     @T.inline
     def clear_group(self, high, low, count, planes):
@@ -216,9 +238,9 @@ def _streams(n: int, isa: Isa) -> int:
 
     A single one reads as fast as the memory allows on AMD's EPYC (Zen 4): the bytes come in their
     order, and the processor's own prefetching keeps up. Of two it read 20 to 30 % less a second,
-    and asking ahead cost 10 to 20 %. Machines with AMX keep two and ask ahead, which was faster
-    when it came and was not compared since; there is one where threads could not share pairs
-    evenly.
+    and asking ahead cost 10 to 20 % (`Isa.asks`). Machines with AMX keep two and ask ahead, which
+    was faster when it came and was not compared since; there is one where threads could not share
+    pairs evenly.
     """
     blocks = n // BLOCK
     is_even = blocks % 4 == 0 or (blocks % 2 == 0 and blocks >= 64)

@@ -41,11 +41,12 @@ def words_ahead(fmt: WeightFormat, streams: int) -> int:
 
 
 @T.inline
-def ask_for_group(fmt, W, block, span, group, ahead):
-    """Asks for as many weights as a group of a span has, so many words ahead of it; past the end
-    they are ignored."""
+def ask_for_group(fmt, W, block, span, group, ahead, cache):
+    """Asks for as many weights as a group of a span has, so many words ahead of it, into that
+    cache; past the end they are ignored."""
     for line in T.unroll(-(-fmt.group_stride // LINE_WORDS)):
-        T.evaluate(prefetch(W, block, span, group * fmt.group_stride + ahead + line * LINE_WORDS))
+        word = T.meta_var(group * fmt.group_stride + ahead + line * LINE_WORDS)
+        T.evaluate(prefetch(W, block, span, word, cache=cache))
 
 
 @T.inline
