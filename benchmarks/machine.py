@@ -155,7 +155,7 @@ class Limits:
         self._sum = built(summing(size // 4), isa)
         self._data = tvm_ffi.from_dlpack(written(size).view(np.float32))
         self._sums = tvm.runtime.tensor(np.zeros((PIECES, LANES), np.float32))
-        has_vnni = isa in (VNNI, VNNI_BF16, AMX)
+        has_vnni = isa.name in (VNNI.name, VNNI_BF16.name, AMX.name)
         self._multiply = built(multiplying(self.threads), isa) if has_vnni else None
         self._operands = tvm.runtime.tensor(np.full((2, LANES), 0x01010101, np.int32))
         shape = (self.threads, CHAINS, LANES)
