@@ -25,7 +25,7 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.dot import BYTE, Words, weight_values
 from mlc_llm.kernels.cpu.float8 import e4m3
 from mlc_llm.kernels.cpu.prefetch import align_stack
-from mlc_llm.kernels.cpu.row_block import clear, each_block, store
+from mlc_llm.kernels.cpu.row_block import ask_for_floats, clear, each_block, store
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
 from mlc_llm.kernels.types import Buffer, Expr, Index
@@ -180,7 +180,7 @@ class FloatProduct:
         self.k, self.fmt, self.accumulate = k, fmt, accumulate
         self.apart, self.size = n // BLOCK, ROWS if isa.lanes == LANES else isa.row_block
         self.lanes, self.vectors = isa.lanes, BLOCK // isa.lanes
-        self.lane = lanes_at(0, isa.lanes)
+        self.lane, self.asks = lanes_at(0, isa.lanes), isa.asks
 
     @T.inline
     def multiply(self, X, W, Y, block, m):
@@ -190,15 +190,21 @@ class FloatProduct:
     @T.inline
     def multiply_rows(self, X, W, Y, block, first, count):
         """`count` rows, from number `first` on."""
-        each_block(self.multiply_block, (X, W, Y), block, first, count, self.size)
+        if count <= self.size:
+            each_block(self.multiply_block, (True, X, W, Y), block, first, count, self.size)
+        else:
+            each_block(self.multiply_block, (False, X, W, Y), block, first, count, self.size)
 
     @T.inline
-    def multiply_block(self, X, W, Y, block, row, rows):
-        """One row block."""
+    def multiply_block(self, asks, X, W, Y, block, row, rows):
+        """One row block. asks: the memory for weights ahead, since no other row block follows; of
+        several, the loops that ask took longer than they gained."""
         sums = T.alloc_buffer((rows, self.vectors, self.lanes), "float32")
         clear(sums, rows, self.lanes)
         together = T.meta_var(2 if self.fmt.is_bfloat else 1)
         for i in T.serial(self.k // together):
+            if asks and (rows > 1 or self.asks):
+                ask_for_floats(W, block, i)
             for part in T.unroll(together):
                 self.add_column(X, W, sums, block, row, rows, i * together + part)
         if self.k % together == 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tvm import DataType
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
@@ -47,6 +48,16 @@ def ask_for_group(fmt, W, block, span, group, ahead, cache):
     for line in T.unroll(-(-fmt.group_stride // LINE_WORDS)):
         word = T.meta_var(group * fmt.group_stride + ahead + line * LINE_WORDS)
         T.evaluate(prefetch(W, block, span, word, cache=cache))
+
+
+@T.inline
+def ask_for_floats(W, block, column):
+    """Asks for what lies PREFETCH_BYTES behind a column, or a pair of columns, of plain floats."""
+    line = T.meta_var(LINE_BYTES * 8 // DataType(W.dtype).bits)
+    lines = T.meta_var(int(W.shape[2]) // line)
+    for i in T.unroll(lines):
+        ahead = T.meta_var(column + PREFETCH_BYTES // (lines * LINE_BYTES))
+        T.evaluate(prefetch(W, block, ahead, i * line, cache=2))
 
 
 @T.inline
