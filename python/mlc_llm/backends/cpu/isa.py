@@ -37,8 +37,8 @@ class Isa:
     """Products of bytes take the high plane of activations alone: for `precision="fast"`."""
 
     asks: bool = False
-    """A single row asks the memory for weights ahead of its products, in one stream: the processor
-    alone does not keep up. On Zen 5 that is 1.1 times as fast; on Zen 4 it was slower."""
+    """A single row asks the memory for weights ahead of its products, in one stream. On Zen 5 that
+    is faster for most models (docs/performance/amd-zen5.md); on Zen 4 it was slower."""
 
     byte_pages: bool = False
     """KV pages hold bytes with scales, for `kv_cache_dtype="int8"`."""
