@@ -18,7 +18,7 @@ from mlc_llm.kernels.cpu.unpacked_matmul import LEAST_ROWS
 from mlc_llm.kernels.row_kinds import KINDS
 
 ROWS, EPS = 70, 1e-5
-COUNTS = (1, 2, 5, MOST_PARTS + 1, LEAST_ROWS + 3)
+COUNTS = (1, 2, 5, MOST_PARTS + 1, LEAST_ROWS + 3, 2 * LEAST_ROWS + 3)
 """Rows that are cut into parts, or are not; few, and many."""
 
 
