@@ -31,6 +31,7 @@ from kernel_tools import (
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, format_of_kind, padded_rows
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.packing import Packed, pack, pack_floats
+from mlc_llm.kernels.cpu import integer_product
 from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
 from mlc_llm.kernels.cpu.quant_blocks import quant_blocks
 
@@ -354,7 +355,10 @@ def test_one_plane_is_what_fast_rows_are(isa: Isa, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])
 @each_isa(where=lambda isa: isa.lanes == 16 and not isa.amx_tiles)
-def test_a_row_that_asks_ahead_keeps_its_bits(isa: Isa, kind: str) -> None:
+def test_a_row_that_asks_ahead_keeps_its_bits(
+    isa: Isa, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integer_product, "LEAST_ASKED", 1)
     w, asking = weights(kind, isa), replace(isa, asks=True)
     x = activations(9, w.columns)
     for count in (1, 5):
