@@ -38,7 +38,7 @@ class Isa:
 
     asks: bool = False
     """A single row asks the memory for weights ahead of its products, in one stream. On Zen 5 that
-    is faster for most models (docs/performance/amd-zen5.md); on Zen 4 it was slower."""
+    is faster for larger matrices (docs/performance/amd-zen5.md); on Zen 4 it was slower."""
 
     byte_pages: bool = False
     """KV pages hold bytes with scales, for `kv_cache_dtype="int8"`."""
