@@ -40,10 +40,11 @@ class SeeingHead:
 
 @pytest.mark.parametrize("most", [1, 3, 16])
 def test_nothing_but_the_speed_changes(most: int) -> None:
-    plain = answers(Harness(small_runner()), list(REQUESTS))
+    names = [name for name in REQUESTS if not name.startswith("few")]  # the text drafts for those
+    plain = answers(Harness(small_runner()), names)
     runner = small_runner()
     harness = speculative(EagleDrafter(SeeingHead(runner)), runner, HEAD, most=most)
-    assert answers(harness, list(REQUESTS)) == plain
+    assert answers(harness, names) == plain
     num_drafted, accepted = drafted(harness)
     assert num_drafted == accepted > 30
 

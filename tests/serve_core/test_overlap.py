@@ -283,6 +283,7 @@ class SlowRunner(FakeRunner):
         return super().collect(started)
 
 
+@pytest.mark.timing
 def test_the_time_of_a_step_is_that_of_the_device() -> None:
     """Also where nobody asks for a step for a long time."""
     runner = SlowRunner(0.01, overlaps=True, num_pages=100)

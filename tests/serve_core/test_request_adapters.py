@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from core_harness import Harness, prompt_of
 
@@ -9,7 +11,6 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import NO_ADAPTER
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.speculation import prompt_lookup
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.request import Request
 from mlc_llm.testing.fake_runner import FakeRunner
@@ -23,8 +24,8 @@ def harness_of(slots: int = 2, *names: str, config: EngineConfig | None = None) 
     return harness
 
 
-def request(name: str, adapter: str, length: int = 50, max_tokens: int = 4, n: int = 1) -> Request:
-    config = GenerationConfig(max_tokens=max_tokens, temperature=0.0, seed=1, n=n)
+def request(name: str, adapter: str, length: int = 50, **more: Any) -> Request:
+    config = GenerationConfig(**{"max_tokens": 4, "temperature": 0.0, "seed": 1, **more})
     return Request(name, [TokenData(prompt_of(length))], config, adapter=adapter)
 
 
@@ -48,11 +49,10 @@ def test_rows_have_the_slot_of_their_request() -> None:
     assert owners(harness) == {0, 1, NO_ADAPTER}
 
 
-def test_draft_tokens_have_the_adapter_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_lookup, "NGRAMS", (3, 2, 1))  # the text hardly repeats two tokens
+def test_draft_tokens_have_the_adapter_too() -> None:
     config = EngineConfig(speculative_mode="prompt_lookup")
     harness = harness_of(1, "a", config=config)
-    harness.add_request(request("x", "a", max_tokens=200))
+    harness.add_request(request("x", "a", max_tokens=200, logit_bias={5: 100.0, 6: 100.0}))
     harness.run()
     assert any(len(row.samplings) > 1 for b in harness.runner.batches for row in b.rows)
     assert owners(harness) == {0}

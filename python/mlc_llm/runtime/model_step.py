@@ -69,8 +69,8 @@ def limits_of(
 
 
 MOST_APART = 8
-"""With a draft head, steps of at most so many tokens are staged apart by their number: steps of two
-or three sizes take turns while a sequence drafts, and each finds its tensors as it left them."""
+"""Steps of at most so many tokens are staged apart by their number: steps of two or three sizes
+take turns while a sequence drafts, and each finds its tensors as it left them."""
 
 
 class Staged:
@@ -152,7 +152,7 @@ class ModelStep:
 
     def _staged_for(self, numbers: StepNumbers, *, drafts: bool) -> Staged:
         size = len(numbers.tokens)
-        if self._draft_next is None or size > MOST_APART:
+        if size > MOST_APART:
             return self._staged
         found = self._staged_apart.get((drafts, size))
         if found is None:

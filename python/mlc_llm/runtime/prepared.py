@@ -16,6 +16,7 @@ from mlc_llm.runtime.batch import BatchRow
 from mlc_llm.runtime.decode_rows import DecodeRows, SameRows
 from mlc_llm.runtime.fast_tokens import FastTokens
 from mlc_llm.runtime.gathered import (
+    Gathered,
     Numbers,
     check_tokens,
     drafted_of,
@@ -31,6 +32,10 @@ from mlc_llm.runtime.step_inputs import StepNumbers
 
 if TYPE_CHECKING:
     from mlc_llm.backends.device import Device
+
+MOST_APART = 16
+"""Choices of fewer tokens are kept apart by their number: steps of two or three sizes take turns
+while a sequence drafts."""
 
 
 class Preparation:
@@ -55,7 +60,9 @@ class Preparation:
         self._same: SameRows | None = None
         """Of the last step, if another one with them can be prepared from its numbers."""
         self.choice = Choice.of([], limits.vocab_size, device)
-        """Of the last step; a greedy one mostly serves the next as well."""
+        """Of the last step."""
+        self._choices: dict[int, Choice] = {}
+        """The last ones by their numbers of tokens: a greedy one mostly serves again."""
 
     def prepare(self, rows: Sequence[BatchRow]) -> None:
         """Make `numbers` and `choice` those of a step with these rows, whose tokens get their
@@ -80,15 +87,20 @@ class Preparation:
         asked = gathered(plain, self._limits.vocab_size)
         number = len(asked.tokens)
         assert 0 < number <= self._limits.max_batch_tokens, f"batch of {number} tokens"
-        if asked.scorings or not self.choice.is_for(asked.samplings):
-            self.choice = Choice.of(
-                asked.samplings, self._limits.vocab_size, self._device, asked.scorings
-            )
+        self.choice = self._choice_for(asked)
         if asked.uniforms is not None:
             self.choice.put(asked.uniforms)
         self.numbers = self.placed(plain, asked.tokens, asked.logit_rows)
         if type(rows) is DecodeRows and self._images is None:
             self._same = rows.same
+
+    def _choice_for(self, asked: Gathered) -> Choice:
+        kept, size = self._choices, min(len(asked.samplings), MOST_APART)
+        if asked.scorings or size not in kept or not kept[size].is_for(asked.samplings):
+            kept[size] = Choice.of(
+                asked.samplings, self._limits.vocab_size, self._device, asked.scorings
+            )
+        return kept[size]
 
     def without_images(self, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
         """The rows with plain ids. The vectors of their images are computed."""

@@ -111,12 +111,12 @@ class StepInputs(NamedTuple):
         """tensors: of `step_tables` and of others behind them."""
         placed, images = numbers.placed, len(numbers.image_tables)
         last = SINGLE + 4 * len(placed.groups)
-        by_group = [tvm_ffi.convert(tensors[SINGLE + i : last : 4]) for i in range(4)]
+        by_group = [tvm_ffi.Array(tensors[SINGLE + i : last : 4]) for i in range(4)]
         tables = (placed.previous, placed.state_rows, numbers.adapters)
         end = last + sum(table is not None for table in tables)
         more: list[DeviceTensor | tvm_ffi.Array] = [*tensors[last:end]]
         if images:
             more.append(tensors[end])
         if images > 1:
-            more.append(tvm_ffi.convert(tensors[end + 1 : end + images]))
+            more.append(tvm_ffi.Array(tensors[end + 1 : end + images]))
         return cls(tensors, tensors[:SINGLE], by_group, more, tensors[end + images :])

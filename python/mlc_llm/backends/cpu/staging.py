@@ -16,6 +16,8 @@ _Shapes: TypeAlias = "list[tuple[str, int, int]]"
 """Type, count and row of each table."""
 ALIGNMENT = 64
 """Bytes: compiled code loads whole vectors."""
+FIRST_SIZE = 1 << 16
+"""Bytes that there is room for at first."""
 
 
 class HostStaging:
@@ -26,7 +28,7 @@ class HostStaging:
     """
 
     def __init__(self) -> None:
-        self._block = zeroed(1 << 20)
+        self._block = zeroed(FIRST_SIZE)
         self._shapes: _Shapes = []
         self._views: list[memoryview] = []
         self._tensors: list[tvm_ffi.Tensor] = []

@@ -34,7 +34,7 @@ class DecodeGroup:
         self._generated = sequences[0].generated
         """The tokens that tell how far all are."""
         self._start = known = len(self._generated)
-        self._last = known + min(left_of(one, longest) for one in sequences)
+        self._last = known + min(one.left(longest) for one in sequences)
         """With so many, a sequence ends by its length."""
         self._stops = frozenset().union(*{one.request.stop_token_ids for one in sequences})
         self.special = [i for i, one in enumerate(sequences) if not _shows_tokens(one)]
@@ -85,12 +85,12 @@ class DecodeGroup:
 
     def _ending(self) -> list[int]:
         """Rows that end by their length with their next tokens."""
-        return [i for i, one in enumerate(self.sequences) if left_of(one, self._longest) <= 1]
+        return [i for i, one in enumerate(self.sequences) if one.left(self._longest) <= 1]
 
     def check_integrity(self) -> None:
         """AssertionError unless what it has found is true."""
         assert all(one.is_decoding and one.request.is_free for one in self.sequences)
-        left = min(left_of(one, self._longest) for one in self.sequences)
+        left = min(one.left(self._longest) for one in self.sequences)
         assert len(self._generated) + left == self._last, "the first end by length"
         full = [one for one in self.sequences if one.progress.computed % self._page_size == 0]
         assert self.pages_needed() == len(full), "pages for the next step"
@@ -107,13 +107,6 @@ class DecodeGroup:
             drawn = [one.uniforms(DRAWN_AT_ONCE) for one in self.sequences]
             self._uniforms = list(zip(*drawn, strict=True))
         return self._uniforms[at]
-
-
-def left_of(sequence: Sequence, longest: int) -> int:
-    """Tokens that it may still get."""
-    request, generated = sequence.request, len(sequence.generated)
-    room, most = longest - len(request.prompt), request.config.max_tokens
-    return (min(room, most) if most >= 0 else room) - generated
 
 
 def _shows_tokens(sequence: Sequence) -> bool:

@@ -6,7 +6,7 @@ from array import array
 
 from mlc_llm.runtime.batch import Runner
 from mlc_llm.runtime.decode_rows import DecodeRows
-from mlc_llm.serve.core.decode_group import DecodeGroup, left_of
+from mlc_llm.serve.core.decode_group import DecodeGroup
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.step_plan import StepPlan
 
@@ -57,7 +57,7 @@ class DecodeGroups:
         row_of = {one: i for i, one in enumerate(plan.sequences)}
         if any(one not in row_of for one in running):
             return []
-        return [row_of[one] for one in running if left_of(one, self._longest) > 1]
+        return [row_of[one] for one in running if one.left(self._longest) > 1]
 
     def check_integrity(self, running: list[Sequence]) -> None:
         """AssertionError unless the group is what it would be if it were made now."""

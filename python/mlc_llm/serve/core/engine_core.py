@@ -249,7 +249,7 @@ class EngineCore:
             config=config,
             drafter=drafter,
             longest=self.longest_sequence,
-            by_tokens=type(policy) is RequestPolicy,
+            by_tokens=policy.by_tokens,
         )
 
     def _numbers(self) -> dict[str, object]:

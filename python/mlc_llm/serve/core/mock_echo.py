@@ -67,6 +67,8 @@ class EchoPolicy(RequestPolicy):
     is refused by engines with a model only.
     """
 
+    by_tokens = False
+
     def needs_grammar(self, config: GenerationConfig) -> bool:
         return False
 

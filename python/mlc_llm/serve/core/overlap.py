@@ -19,7 +19,6 @@ from collections import abc
 from mlc_llm.errors import EngineDead
 from mlc_llm.runtime.batch import NO_ADAPTER, Batch, BatchRow, OverlappingRunner, Sampled
 from mlc_llm.runtime.decode_rows import STAND_IN
-from mlc_llm.serve.core.decode_group import left_of
 from mlc_llm.serve.core.decode_groups import DecodeGroups
 from mlc_llm.serve.core.sampling import sampling_of
 from mlc_llm.serve.core.scheduler import Scheduler
@@ -155,7 +154,7 @@ class Overlap:
                 return None
             tokens, samplings = sequence.generated[-1:], [sampling_of(sequence)]
             return BatchRow(progress.seq_id, tokens, samplings, adapter=adapter)
-        ends = left_of(sequence, self._longest) <= 1  # with the token under way
+        ends = sequence.left(self._longest) <= 1  # with the token under way
         if not request.is_free or request.handover is not None or ends:
             return None
         samplings = [sampling_of(sequence, ahead=1)]

@@ -9,6 +9,9 @@ from mlc_llm.serve.core.sequence import RequestState, Sequence
 class RequestPolicy:
     """The rules of an engine with a model. An engine without one may have others."""
 
+    by_tokens = True
+    """Where no grammar is followed, a text is never whole by `is_complete`."""
+
     def __init__(self, *, writes: bool = True) -> None:
         """writes: False for a decoder that ranks documents and has no head for tokens."""
         self.writes = writes

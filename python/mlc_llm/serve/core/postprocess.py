@@ -74,6 +74,8 @@ class Postprocessor:
         The first sample has no fault. A later one with a fault is left to a later step, since a
         wrong draft token may be the cause. Returns and raises as `commit`.
         """
+        if draft_tokens and self._shows_tokens(sequence):
+            return self._commit_shown(sequence, self._said(draft_tokens, samples))
         for expected, sampled, following in zip(draft_tokens, samples, samples[1:], strict=False):
             known = sequence.known
             end = self.commit(sequence, sampled)
@@ -94,6 +96,35 @@ class Postprocessor:
             end = self._jump(sequence, grammar)
         if end is None and grammar is not None:
             grammar.mask()  # raises here, where it is known whose grammar fails
+        return end
+
+    def _shows_tokens(self, sequence: Sequence) -> bool:
+        """Its tokens are shown at once, and nothing else depends on them but how it ends."""
+        request = sequence.request
+        is_plain = request.is_free and sequence.output.stops is None
+        return is_plain and self._policy.by_tokens and not request.config.logprobs
+
+    def _said(
+        self, draft_tokens: abc.Sequence[int], samples: abc.Sequence[Sampled]
+    ) -> abc.Sequence[int]:
+        """The samples' tokens up to the first that differs from the draft or is before a fault."""
+        tokens = [one.token_id for one in samples]
+        for i, expected in enumerate(draft_tokens, 1):
+            if tokens[i - 1] != expected or self.fault(samples[i]) is not None:
+                return tokens[:i]
+        return tokens
+
+    def _commit_shown(self, sequence: Sequence, tokens: abc.Sequence[int]) -> Status | None:
+        """As `commit` for each of the tokens, of a sequence that shows its tokens."""
+        left = sequence.left(self.max_single_sequence_length)
+        shown = tokens = tokens[:left]
+        end = Status.LENGTH if len(tokens) == left else None
+        stops = sequence.request.stop_token_ids
+        if not stops.isdisjoint(tokens):
+            at = next(i for i, token in enumerate(tokens) if token in stops)
+            shown, tokens, end = tokens[:at], tokens[: at + 1], Status.STOPPED
+        sequence.generated += tokens
+        sequence.output.delta_ids += shown
         return end
 
     def release_all(self, sequence: Sequence) -> None:

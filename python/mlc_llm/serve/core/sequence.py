@@ -102,6 +102,12 @@ class Sequence:
         it is added at once or chosen by the model. Raises `RequestError` as the grammar does."""
         return self.grammar is None or self.grammar.forced_token() is None
 
+    def left(self, longest: int) -> int:
+        """Tokens that it may still get. longest: the most that a sequence has."""
+        request, generated = self.request, len(self.generated)
+        room, most = longest - len(request.prompt), request.config.max_tokens
+        return (min(room, most) if most >= 0 else room) - generated
+
     def tokens(self, start: int, stop: int) -> abc.Sequence[int]:
         """Known tokens from position `start` to before `stop`."""
         prompt = self.request.prompt

@@ -8,9 +8,9 @@ from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 from mlc_llm.serve.core.speculation.drafter import Offer
 
-NGRAMS = (3, 2)
-"""Lengths of runs that are looked for, the longest first. What follows a single token is hardly
-ever right."""
+SHORTEST = 2
+"""Tokens of a run that is looked for, or one more. What follows a single token is hardly ever
+right."""
 TOKEN_BITS = 21
 """Of a token in the number of a run. More tokens would only make worse drafts."""
 LONGEST_MATCH = 15
@@ -58,55 +58,51 @@ class PromptLookup:
 
 
 class _Text:
-    """The tokens of one sequence, and the position behind the last copy of each short run.
+    """The tokens of one sequence, and the position behind the last copy of each pair and triple.
 
-    A run is one number in the index: it takes half the memory of a tuple.
+    A run is one number in its index: that takes half the memory of a tuple.
     """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._indices: dict[int, dict[int, int]] = {n: {} for n in NGRAMS}
+        self._pairs: dict[int, int] = {}
+        self._triples: dict[int, int] = {}
         self._source = 0
 
     def extend(self, tokens: abc.Sequence[int]) -> None:
-        """Append tokens. Every n-gram but the one at the end goes into the index."""
+        """Append tokens. Every run but the one at the end goes into its index."""
         known, old = self.tokens, len(self.tokens)
         known += tokens
-        for n, index in self._indices.items():
-            ends = range(max(n, old), len(known))  # of n-grams that are not in yet
-            index.update(zip(self._runs(n, ends), ends, strict=True))
+        for end in range(max(old, SHORTEST), len(known)):  # of runs that are not in yet
+            pair = known[end - 2] << TOKEN_BITS | known[end - 1]
+            self._pairs[pair] = end
+            if end > SHORTEST:
+                self._triples[known[end - 3] << 2 * TOKEN_BITS | pair] = end
 
     def match(self) -> int:
         """How many of the last tokens came up before in a row; remembers what followed there."""
-        end = len(self.tokens)
-        for n, index in self._indices.items():
-            for run in self._runs(n, range(max(n, end), end + 1)):  # the last one, if there is one
-                source = index.get(run)
-                if source is not None:
-                    self._source = source
-                    return self._reach(source, n)
-        return 0
+        tokens, source = self.tokens, None
+        if len(tokens) < SHORTEST:
+            return 0
+        pair = tokens[-2] << TOKEN_BITS | tokens[-1]
+        if len(tokens) > SHORTEST:
+            source = self._triples.get(tokens[-3] << 2 * TOKEN_BITS | pair)
+        source = self._pairs.get(pair) if source is None else source
+        if source is None:
+            return 0
+        self._source = source
+        return self._reach(source)
 
     def continuation(self, count: int) -> list[int]:
         """`count` tokens that followed the match; behind the end of the text, these again."""
-        found: list[int] = []
-        for position in range(self._source, self._source + count):
-            behind = position - len(self.tokens)
-            found.append(found[behind] if behind >= 0 else self.tokens[position])
+        found = self.tokens[self._source : self._source + count]
+        while len(found) < count:
+            found += found[: count - len(found)]
         return found
 
-    def _runs(self, n: int, ends: range) -> list[int]:
-        """The numbers of the n-grams behind which these places are."""
-        first, count = ends.start - n, len(ends)
-        runs = self.tokens[first : first + count]
-        for i in range(first + 1, ends.start):
-            behind = self.tokens[i : i + count]
-            runs = [run << TOKEN_BITS | token for run, token in zip(runs, behind, strict=True)]
-        return runs
-
-    def _reach(self, source: int, matched: int) -> int:
-        """How many tokens before `source` equal those at the end; at least `matched` do."""
-        tokens = self.tokens
+    def _reach(self, source: int) -> int:
+        """How many tokens before `source` equal those at the end; two do."""
+        tokens, matched = self.tokens, SHORTEST
         while (
             matched < LONGEST_MATCH
             and matched < source

@@ -177,11 +177,7 @@ class Speculator:
         tokens alone, so there are none where a prompt has images."""
         if sequence.request.images:
             return 0
-        max_tokens = sequence.request.config.max_tokens
-        left = self._max_length - sequence.known
-        if max_tokens >= 0:
-            left = min(left, max_tokens - len(sequence.generated))
-        return max(left - 1, 0)
+        return max(sequence.left(self._max_length) - 1, 0)
 
     def _rated(self, sequence: Sequence, offer: Offer, room: int) -> tuple[int, float]:
         """What there is room for of an offer, and how likely the model accepts each token of it."""
