@@ -37,6 +37,7 @@ _BERT = {
 _PAIRS = {
     "bert": {"cls": "bert.pooler.dense", "cls.output": "classifier"},
     "roberta": {"cls": "classifier.dense", "cls.output": "classifier.out_proj"},
+    "nomic": {"cls": "nomic_bert.pooler.dense", "cls.output": "classifier"},
 }
 _FIRST_NOMIC = {
     "token_embd": "embeddings.word_embeddings", "token_embd_norm": "emb_ln",
@@ -55,6 +56,8 @@ _NOMIC = {
     "ffn_up": "layers.{i}.mlp.up_proj", "ffn_gate": "layers.{i}.mlp.gate_proj",
     "ffn_down": "layers.{i}.mlp.down_proj", "layer_output_norm": "layers.{i}.post_mlp_layernorm",
 }  # fmt: skip
+_PREFIXES = {"bert": "bert", "roberta": "roberta", "nomic": "nomic_bert"}
+"""Of the layers of a model with a head."""
 FORMS = {"bert": "bert", "roberta": "bert", "nomic": "nomic-bert", "first nomic": "nomic-bert"}
 """Forms of folders -> the architecture of the GGUF file."""
 FIRST_NOMIC: dict[str, Any] = {
@@ -73,6 +76,9 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
+_CLASSES = {"bert": "Bert", "roberta": "XLMRoberta", "nomic": "NomicBert"}
+
+
 def encoder_config(form: str, *, labels: int = 0) -> dict[str, Any]:
     """config.json. labels: scores of a pair."""
     if form == "first nomic":
@@ -80,9 +86,10 @@ def encoder_config(form: str, *, labels: int = 0) -> dict[str, Any]:
     if form == "nomic":
         rope = {"rope_type": "default", "rope_theta": THETA}
         own = {"hidden_act": "silu", "rope_parameters": rope}
-        return {**SIZES, **own, "architectures": ["NomicBertModel"]}
-    name = {"bert": "Bert", "roberta": "XLMRoberta"}[form]
-    found = {**SIZES, "hidden_act": "gelu", "architectures": [f"{name}Model"]}
+    else:
+        own = {"hidden_act": "gelu"}
+    name = _CLASSES[form]
+    found = {**SIZES, **own, "architectures": [f"{name}Model"]}
     if form == "roberta":
         found |= {"pad_token_id": 1, "max_position_embeddings": CONTEXT + 2}
     if labels:
@@ -100,8 +107,8 @@ def folder_of(encoder: TinyEncoder, form: str) -> Folder:
         layer, _, inner = name.removeprefix("blk.").partition(".")
         base, _, end = (inner if name.startswith("blk.") else name).rpartition(".")
         new = f"{names[base].format(i=layer)}.{end}"
-        has_prefix = encoder.labels and "bert" in form and not base.startswith("cls")
-        tensors[f"{form}.{new}" if has_prefix else new] = _stored(values)
+        has_prefix = encoder.labels and not base.startswith("cls")
+        tensors[f"{_PREFIXES[form]}.{new}" if has_prefix else new] = _stored(values)
     config = encoder_config(form, labels=encoder.labels)
     if encoder.types != 2:
         config["type_vocab_size"] = encoder.types

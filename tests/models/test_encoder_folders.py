@@ -25,6 +25,7 @@ CASES = [
     *((form, TinyEncoder(architecture)) for form, architecture in FORMS.items()),
     ("bert", TinyEncoder(labels=1)),
     ("roberta", TinyEncoder(labels=2, types=1)),
+    ("nomic", TinyEncoder("nomic-bert", labels=2)),
 ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mlc_llm.models.attention_spec import RopeSpec
-from mlc_llm.models.bert import MOST_TYPES, gguf_encoder
+from mlc_llm.models.bert import config_encoder, gguf_encoder
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.gguf_values import LAYER_NORM_EPS, GGUFValues
@@ -23,7 +23,14 @@ THETA = 1000.0
 TRAINED = 2048
 """Tokens of the first training, where a file of the first form says more in `n_positions`."""
 _OLD, _NEW = "encoder.layers.{i}", "layers.{i}"
-_FUSED: dict[str, Origin] = fused_qkv(f"{_OLD}.attn.Wqkv.weight")
+
+
+def _names(*names: str) -> Either:
+    """In folders of the layers alone, and of a model with a head."""
+    return Either((*names, *(f"nomic_bert.{name}" for name in names)))
+
+
+_FUSED: dict[str, Origin] = fused_qkv(_names(f"{_OLD}.attn.Wqkv.weight"))
 _PARTS = {
     "attn_q": (None, "self_attn.q_proj"),
     "attn_k": (None, "self_attn.k_proj"),
@@ -41,16 +48,17 @@ _PARTS = {
 def _origin(gguf: str, end: str) -> Origin:
     old, new = _PARTS[gguf]
     name = f"blk.{{i}}.{gguf}.{end}"
-    first = _FUSED[name] if old is None else f"{_OLD}.{old}.{end}"
-    return Either((first, f"{_NEW}.{new}.{end}"))
+    if old is None:
+        return Either((_FUSED[name], _names(f"{_NEW}.{new}.{end}")))
+    return _names(f"{_OLD}.{old}.{end}", f"{_NEW}.{new}.{end}")
 
 
 HF_NAMES = FolderNames(
     {
-        "token_embd.weight": "embeddings.word_embeddings.weight",
-        "token_types.weight": "embeddings.token_type_embeddings.weight",
+        "token_embd.weight": _names("embeddings.word_embeddings.weight"),
+        "token_types.weight": _names("embeddings.token_type_embeddings.weight"),
         **{
-            f"token_embd_norm.{end}": Either((f"emb_ln.{end}", f"embeddings.LayerNorm.{end}"))
+            f"token_embd_norm.{end}": _names(f"emb_ln.{end}", f"embeddings.LayerNorm.{end}")
             for end in ("weight", "bias")
         },
         **{f"blk.{{i}}.{gguf}.weight": _origin(gguf, "weight") for gguf in _PARTS},
@@ -59,6 +67,10 @@ HF_NAMES = FolderNames(
             for gguf in _PARTS
             if gguf.endswith("norm")
         },
+        "cls.weight": "nomic_bert.pooler.dense.weight",
+        "cls.bias": "nomic_bert.pooler.dense.bias",
+        "cls.output.weight": "classifier.weight",
+        "cls.output.bias": "classifier.bias",
     },
     ignored=("pooler.dense.weight", "pooler.dense.bias"),
 )
@@ -76,7 +88,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
 def read_config(config: Mapping[str, object]) -> ModelSpec:
     """Raises UnsupportedModel or ModelFileError naming the field at fault."""
     values = ConfigValues(config)
-    encoder = EncoderSpec(values.count("type_vocab_size", 2, most=MOST_TYPES))
+    encoder = config_encoder(values)
     if values.has("n_embd"):
         sizes, rope = _first_form(values)
     else:

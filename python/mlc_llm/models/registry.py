@@ -131,6 +131,7 @@ ENCODERS = (
     Architecture("modern-bert", "ModernBertForMaskedLM", "modernbert", "modern_bert"),
     Architecture("modern-bert", "ModernBertForSequenceClassification", "modernbert", "modern_bert"),
     Architecture("nomic-bert", "NomicBertModel", "nomic_bert", "nomic_bert"),
+    Architecture("nomic-bert", "NomicBertForSequenceClassification", "nomic_bert", "nomic_bert"),
 )
 """Those that make vectors of texts."""
 EMBEDDERS = (Architecture("qwen3", "Qwen3Model", "qwen3", "qwen3"),)
