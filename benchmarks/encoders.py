@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
-import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +18,7 @@ from encoders_page import (
     MeasuredEncoder,
     write_encoder_figures,
 )
+from kept_figures import measure_each
 
 from mlc_llm import MLCEngine
 from mlc_llm.backends.base import Backend
@@ -34,23 +34,12 @@ SEED = 0
 def measure_encoders(
     rows: Sequence[Architecture], figures: EncoderFigures, circumstances: dict[str, str]
 ) -> list[str]:
-    """Measure these classes and keep each result at once. Returns those whose measurement failed;
-    they keep their earlier figures."""
-    failed = []
-    for row in rows:
-        print(row.config, flush=True)
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                figures[row.config] = _measured(row, Path(folder), circumstances)
-        except Exception:  # the next one may be well
-            traceback.print_exc()
-            failed.append(row.config)
-            continue
-        write_encoder_figures(figures)
-    return failed
+    """See `measure_each`."""
+    measured = partial(_measured, circumstances)
+    return measure_each(rows, figures, measured, write_encoder_figures)
 
 
-def _measured(row: Architecture, folder: Path, circumstances: dict[str, str]) -> MeasuredEncoder:
+def _measured(circumstances: dict[str, str], row: Architecture, folder: Path) -> MeasuredEncoder:
     """folder: for its files, empty."""
     from converted import converted
     from encoder_models import FirstNomic, random_encoder

@@ -5,11 +5,11 @@ Nothing is measured here: `encoders.py` does it, and `models.py` calls it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
+from kept_figures import measured_notes, read_kept, write_kept
 from page_table import NOT_MEASURED, table
 from typing_extensions import NotRequired
 
@@ -45,17 +45,12 @@ EncoderFigures = dict[str, MeasuredEncoder]
 
 
 def read_encoder_figures() -> EncoderFigures:
-    if not FIGURES.exists():
-        return {}
-    found: EncoderFigures = json.loads(FIGURES.read_text(encoding="utf-8"))
-    return found
+    return read_kept(FIGURES)
 
 
 def write_encoder_figures(figures: EncoderFigures) -> None:
-    """In the order of the registry, a line for each class."""
-    known = [row.config for row in VECTOR_ROWS if row.config in figures]
-    lines = [f"{json.dumps(name)}: {json.dumps(figures[name])}" for name in known]
-    FIGURES.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    """In the order of the registry."""
+    write_kept(FIGURES, VECTOR_ROWS, figures)
 
 
 def encoders_section(figures: EncoderFigures) -> str:
@@ -79,14 +74,7 @@ def _distance(found: Distance) -> str:
 
 def encoder_notes(figures: EncoderFigures) -> Iterator[str]:
     """Where the figures come from, and what was refused."""
-    seen: dict[str, list[str]] = {}
-    for name, one in figures.items():
-        facts = one["measured"].items()
-        words = [text if key in ("date", "cpu") else f"{key} {text}" for key, text in facts]
-        seen.setdefault(", ".join(words), []).append(name)
-    for text, names in seen.items():
-        whom = "" if len(seen) == 1 else f" {', '.join(names)}:"
-        yield f"* Measured:{whom} {text}."
+    yield from measured_notes({name: one["measured"] for name, one in figures.items()})
     for name, one in figures.items():
         if refused := one["gguf"].get("refused"):
             yield f"* Refused: the GGUF file of {name}: `{refused}`."

@@ -7,10 +7,11 @@
     python benchmarks/models.py --speed FOLDER  # only the speeds; FOLDER is compare.py's --peer-dir
     python benchmarks/models.py --render        # only the page, from the figures that are kept
 
-The figures are kept in models.json and encoders.json, beside this script. To measure needs the
-`oracle` extra, and MLC_LLM_LLAMA_CPP as the name of a folder of llama.cpp's sources, whose
-converter writes the GGUF files. The errors of llama.cpp itself need LLAMA_CPP_LIB_PATH too, the
-folder of its built libraries. The random models are those of tests/oracle.
+The figures are kept in models.json, encoders.json and images.json, beside this script. To measure
+needs the extras `oracle` and `images`, and MLC_LLM_LLAMA_CPP as the name of a folder of llama.cpp's
+sources, whose converter writes the GGUF files. The errors of llama.cpp itself need
+LLAMA_CPP_LIB_PATH too, the folder of its built libraries. The random models are those of
+tests/oracle.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import argparse
 import os
 import sys
 import tempfile
-import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ import numpy.typing as npt
 from agreement import Agreement
 from encoders import built, measure_encoders
 from encoders_page import VECTOR_ROWS, read_encoder_figures
+from images import measure_images
+from images_page import IMAGE_ROWS, read_image_figures
+from kept_figures import measure_each
 from models_page import (
     PAGE,
     Compared,
@@ -180,28 +184,22 @@ def is_missing(row: Architecture, figures: Figures) -> bool:
 
 
 def measure(rows: Sequence[Architecture], figures: Figures) -> list[str]:
-    """Measure these architectures and keep each result at once. Returns the classes whose
-    measurement failed; they keep their earlier figures."""
-    failed = []
-    for row in rows:
-        print(row.config, flush=True)
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                found = measured(row, Path(folder))
-            if PEER_LIBRARIES in os.environ:
-                with tempfile.TemporaryDirectory() as folder:
-                    found["peer"] = measured_peer(row, Path(folder))
-        except Exception:  # the next one may be well
-            traceback.print_exc()
-            failed.append(row.config)
-            continue
-        if row.config in figures:
-            found["speed"] = figures[row.config]["speed"]
-            if "peer" in figures[row.config]:
-                found.setdefault("peer", figures[row.config]["peer"])
-        figures[row.config] = found
-        write_figures(figures)
-    return failed
+    """See `measure_each`."""
+    return measure_each(rows, figures, partial(_measured_again, figures), write_figures)
+
+
+def _measured_again(figures: Figures, row: Architecture, folder: Path) -> Measured:
+    """With the speed that was measured before, and llama.cpp's error if it is not built here."""
+    for name in ("ours", "peer"):
+        (folder / name).mkdir()
+    found, earlier = measured(row, folder / "ours"), figures.get(row.config)
+    if PEER_LIBRARIES in os.environ:
+        found["peer"] = measured_peer(row, folder / "peer")
+    elif earlier and "peer" in earlier:
+        found["peer"] = earlier["peer"]
+    if earlier:
+        found["speed"] = earlier["speed"]
+    return found
 
 
 def measure_peer(rows: Sequence[Architecture], figures: Figures) -> None:
@@ -239,12 +237,22 @@ def measure_speed(rows: Sequence[Architecture], figures: Figures, peer_folder: P
     return failed
 
 
-def _encoders(only: Sequence[str], *, missing: bool) -> list[str]:
-    """Measure these encoders, or all. Returns what `measure` returns."""
-    figures = read_encoder_figures()
-    rows = [row for row in VECTOR_ROWS if not only or {row.gguf, row.config} & set(only)]
-    rows = [row for row in rows if not missing or row.config not in figures]
-    return measure_encoders(rows, figures, _circumstances())
+def _chosen(
+    rows: Sequence[Architecture], only: Sequence[str], kept: Collection[str] = ()
+) -> list[Architecture]:
+    """Those that are named, or all; none of those that are kept."""
+    named = [row for row in rows if not only or {row.gguf, row.config} & set(only)]
+    return [row for row in named if row.config not in kept]
+
+
+def _encoders_and_images(only: Sequence[str], *, missing: bool) -> list[str]:
+    """Measure those that are named, or all. Returns what `measure` returns."""
+    encoders, images = read_encoder_figures(), read_image_figures()
+    facts = _circumstances()
+    rows = _chosen(VECTOR_ROWS, only, encoders if missing else ())
+    failed = measure_encoders(rows, encoders, facts)
+    rows = _chosen(IMAGE_ROWS, only, images if missing else ())
+    return failed + measure_images(rows, images, facts)
 
 
 def main() -> None:
@@ -261,14 +269,15 @@ def main() -> None:
     figures, failed = read_figures(), []
     if not given.render:
         sys.path[:0] = [str(TESTS / name) for name in ("oracle", "models", "")]
-        rows = [row for row in ROWS if not given.only or {row.gguf, row.config} & set(given.only)]
+        rows = _chosen(ROWS, given.only)
         rows = [row for row in rows if not given.missing or is_missing(row, figures)]
         if given.speed:
             failed = measure_speed(rows, figures, given.speed)
         elif given.peer:
             measure_peer(rows, figures)
         else:
-            failed = measure(rows, figures) + _encoders(given.only, missing=given.missing)
+            failed = measure(rows, figures)
+            failed += _encoders_and_images(given.only, missing=given.missing)
     PAGE.write_text(page(figures), encoding="utf-8")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")

@@ -1,4 +1,4 @@
-"""docs/models.md, made of the registry, the tables of formats and the figures in models.json.
+"""docs/models.md, made of the registry, the tables of formats and the figures that are kept.
 
 Nothing is measured here: `models.py` does it. Neither torch nor TVM is imported.
 """
@@ -13,6 +13,8 @@ from typing import TypedDict
 
 import numpy as np
 from encoders_page import encoders_section, read_encoder_figures
+from images_page import images_section, read_image_figures
+from kept_figures import facts_text
 from page_table import NOT_MEASURED, table
 from typing_extensions import NotRequired
 
@@ -32,8 +34,6 @@ from mlc_llm.quantization.zero_point_blocks import KIND as ZERO_POINT
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, FIGURES = ROOT / "docs" / "models.md", ROOT / "benchmarks" / "models.json"
 PEER = "llama.cpp"
-UNNAMED = ("date", "cpu")
-"""Facts that say themselves what they are."""
 SHAPE = (32, 4096)
 """Of the matrix whose packed bits are counted."""
 FOLDERS: dict[tuple[str, str], str] = {
@@ -118,6 +118,7 @@ def page(figures: Figures) -> str:
     parts = [
         INTRODUCTION, table(ARCHITECTURE_HEAD, [architecture(row, figures) for row in ROWS]),
         "\n".join(notes(figures)), encoders_section(read_encoder_figures()),
+        images_section(read_image_figures()),
         TENSOR_TYPES, table(kind_head("in a file"), gguf_kinds()),
         FOLDER_TYPES, table(("method", "matrices", *kernel_names()), folder_kinds()),
         MLC_TYPES.format(refused=not_of_mlc()), table(kind_head("in a folder"), schemes()),
@@ -175,10 +176,7 @@ def notes(figures: Figures) -> Iterator[str]:
     seen: dict[str, list[str]] = {}
     for row in ROWS:
         if row.config in figures:
-            facts = figures[row.config]["measured"].items()
-            text = ", ".join(
-                one if name in ("date", "cpu") else f"{name} {one}" for name, one in facts
-            )
+            text = facts_text(figures[row.config]["measured"])
             seen.setdefault(text, []).append(row.config)
     most = max(seen.values(), key=len, default=[])
     for text, classes in sorted(seen.items()):
@@ -259,7 +257,8 @@ def schemes() -> list[list[str]]:
 INTRODUCTION = """# Models and formats
 
 `benchmarks/models.py` writes this page, from the registry, the tables of formats and the figures
-in `benchmarks/models.json`. `--only NAME` measures one architecture, `--render` none.
+in `models.json`, `encoders.json` and `images.json` beside it. `--only NAME` measures one
+architecture, `--render` none.
 
 ## Architectures
 

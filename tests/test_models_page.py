@@ -12,6 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 from encoders_page import encoder_cells, encoder_notes, read_encoder_figures
+from images_page import IMAGE_ROWS, image_cells, images_section, read_image_figures
+from kept_figures import measure_each, read_kept, write_kept
 from models_page import (
     ARCHITECTURE_HEAD,
     FOLDERS,
@@ -27,12 +29,14 @@ from models_page import (
 
 from mlc_llm.loader.gguf_tensors import KINDS, OTHER_KINDS
 from mlc_llm.model_files.quantized_folder import METHODS
+from mlc_llm.models.mmproj import CLASSES
 from mlc_llm.models.registry import EMBEDDERS, ENCODERS, ROWS, Architecture
 from mlc_llm.quantization.group_schemes import SCHEMES
 
 QWEN3 = next(row for row in ROWS if row.config == "Qwen3ForCausalLM")
 FIGURES = read_figures()
 ENCODER_FIGURES = read_encoder_figures()
+IMAGE_FIGURES = read_image_figures()
 
 
 def first_cells(title: str, column: int = 0) -> list[str]:
@@ -54,6 +58,13 @@ def test_the_page_has_the_rows_of_the_registry_and_no_others() -> None:
     names = zip(first_cells("Encoders"), first_cells("Encoders", 1), strict=True)
     assert list(names) == [(row.gguf, row.config) for row in (*ENCODERS, *EMBEDDERS)]
     assert set(ENCODER_FIGURES) <= {row.config for row in (*ENCODERS, *EMBEDDERS)}
+
+
+def test_every_class_that_reads_images_has_a_row_and_figures() -> None:
+    assert set(first_cells("Images", 1)) == set(CLASSES) == set(IMAGE_FIGURES)
+    names = zip(first_cells("Images"), first_cells("Images", 1), strict=True)
+    assert list(names) == [(row.gguf, row.config) for row in IMAGE_ROWS]
+    assert all(row.is_part for row in IMAGE_ROWS)
 
 
 def test_the_page_has_every_type_and_no_others() -> None:
@@ -142,6 +153,45 @@ def test_encoders_that_were_not_measured_or_refused() -> None:
         "* Measured: 2026-01-02, torch 9.",
         f"* Refused: the GGUF file of {row.config}: `no such layer`.",
     ]
+
+
+@pytest.mark.parametrize("name", IMAGE_FIGURES)
+def test_the_figures_of_images_are_good(name: str) -> None:
+    found = IMAGE_FIGURES[name]
+    for one in (found["gguf"], found["folder"]):
+        assert one["vectors"] <= 1e-5 and one["vectors_cpu"] <= 1e-3
+        assert one["logits"] <= 1e-4 and one["greedy"]
+
+
+def test_images_that_were_not_measured_or_answered_otherwise() -> None:
+    row = IMAGE_ROWS[0]
+    assert image_cells(row, {})[3:] == [NOT_MEASURED] * 7
+    assert "Measured" not in images_section({})
+    good: Any = {"vectors": 1e-6, "vectors_cpu": 2e-4, "logits": 3e-6, "greedy": True}
+    bad = {"vectors": 4e-6, "vectors_cpu": 5e-4, "logits": 6e-6, "greedy": False}
+    one: Any = {"measured": {"date": "2026-01-02", "torch": "9"}, "kernels": "vnni"}
+    one |= {"gguf": good, "folder": bad}
+    assert image_cells(row, {row.config: one})[2:] == [
+        "`gemma3`", "1.0e-06", "4.0e-06", "2.0e-04 (vnni)", "5.0e-04 (vnni)", "3.0e-06", "6.0e-06",
+        "**no**",
+    ]  # fmt: skip
+    assert "* Measured: 2026-01-02, torch 9." in images_section({row.config: one})
+
+
+def test_a_measurement_that_fails_keeps_the_earlier_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, rows = tmp_path / "kept.json", ROWS[:3]
+    figures = {rows[0].config: 1, rows[1].config: 2}
+
+    def measured(row: Architecture, folder: Path) -> int:
+        assert folder.is_dir() and row != rows[1], "no such model"
+        return 3
+
+    failed = measure_each(rows, figures, measured, lambda found: write_kept(file, rows, found))
+    assert failed == [rows[1].config] and "no such model" in capsys.readouterr().err
+    kept = read_kept(file)
+    assert list(kept) == [row.config for row in rows] and list(kept.values()) == [3, 2, 3]
 
 
 def made() -> Measured:

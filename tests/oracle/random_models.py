@@ -10,12 +10,14 @@ from typing import Any
 import dense_models
 import test_architectures
 import test_expert_models
+import test_gemma3_images
 import test_gemma4
 import test_llama_family
 import test_smolvlm_images
 import test_state_spaces
 import transformers
-from eyes import with_old_names
+from eyes import Eyes, with_old_names
+from image_chats import Chat
 from rwkv_model import RandomRwkv7
 
 from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
@@ -34,6 +36,14 @@ def random_of(config_class: str) -> Any:
         if config_class == f"{name}ForCausalLM":
             return test_expert_models.made(kind, SEED)
     raise LookupError(f"no test of the oracle makes a {config_class}")
+
+
+def eyes_of(config_class: str) -> tuple[Eyes, dict[str, Chat]]:
+    """A model that reads images, and chats for it. Raises LookupError like `random_of`."""
+    if config_class not in _EYES:
+        raise LookupError(f"no test of the oracle makes a {config_class} that reads images")
+    make, chats = _EYES[config_class]
+    return make(), chats
 
 
 def granite_hybrid(kind: str, seed: int) -> Any:
@@ -76,6 +86,7 @@ def _of_tiles(name: str) -> Any:
     return found
 
 
+_TILES = ("Idefics3", "SmolVLM")
 _DENSE = {
     "GPT2LMHeadModel": "gpt2", "GPTNeoXForCausalLM": "gptneox", "Glm4ForCausalLM": "glm4",
     "Phi3ForCausalLM": "phi3", "StableLmForCausalLM": "stablelm",
@@ -83,10 +94,7 @@ _DENSE = {
 }  # fmt: skip
 _OTHERS: dict[str, Callable[[], Any]] = {
     **{name: partial(dense_models.random_model, kind, SEED) for name, kind in _DENSE.items()},
-    **{
-        f"{name}ForConditionalGeneration": partial(_of_tiles, name)
-        for name in ("Idefics3", "SmolVLM")
-    },
+    **{f"{name}ForConditionalGeneration": partial(_of_tiles, name) for name in _TILES},
     "FalconH1ForCausalLM": partial(test_state_spaces.made, "falcon", SEED),
     "Gemma3ForConditionalGeneration": partial(test_llama_family.gemma_3_with_images, SEED),
     "Gemma4ForCausalLM": partial(test_gemma4.made, "all", SEED),
@@ -106,3 +114,14 @@ _OTHERS: dict[str, Callable[[], Any]] = {
         test_llama_family.mistral_3_with_images, "ministral 3", SEED
     ),
 }
+_EYES: dict[str, tuple[Callable[[], Eyes], dict[str, Chat]]] = {
+    "Gemma3ForConditionalGeneration": (
+        partial(test_gemma3_images.eyes, 40), test_gemma3_images.CHATS
+    ),
+    **{
+        f"{name}ForConditionalGeneration": (
+            partial(test_smolvlm_images.eyes, name=name), test_smolvlm_images.CHATS
+        )
+        for name in _TILES
+    },
+}  # fmt: skip

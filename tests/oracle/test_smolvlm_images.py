@@ -13,7 +13,8 @@ transformers = pytest.importorskip("transformers", reason="the oracle extra is n
 pytest.importorskip("PIL", reason="the extra `images` is not installed")
 
 from converted import needs_converter  # noqa: E402
-from eyes import DEVIATION, MEAN, SOFT_ID, Eyes, Words, chat, check, tokenizer_of  # noqa: E402
+from eyes import DEVIATION, MEAN, SOFT_ID, Eyes, Words, tokenizer_of  # noqa: E402
+from image_chats import chat, check  # noqa: E402
 from small_models import randomized  # noqa: E402
 from transformers.models.idefics3.image_processing_pil_idefics3 import (  # noqa: E402
     Idefics3ImageProcessorPil,

@@ -35,6 +35,12 @@ PROJECTORS: Mapping[str, Projector] = {
     "gemma3": Projector("mean", DEFAULT_SCALE, "mm.input_projection.weight"),
     "idefics3": Projector("beside", None, "mm.model.fc.weight"),
 }
+CLASSES: Mapping[str, str] = {
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "Idefics3ForConditionalGeneration": "idefics3",
+    "SmolVLMForConditionalGeneration": "idefics3",
+}
+"""In `architectures` of a `config.json`: those whose folders have a tower -> their projector."""
 
 
 def is_mmproj(metadata: Mapping[str, object]) -> bool:

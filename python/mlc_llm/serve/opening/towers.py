@@ -18,7 +18,7 @@ from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.loader.huggingface import CONFIG, MAX_JSON_BYTES, HuggingFaceFolder
 from mlc_llm.model_files.tower import TowerFiles, tower_of_folder, tower_of_gguf
 from mlc_llm.models.image_spec import Sight
-from mlc_llm.models.mmproj import mmproj_pixels, projector_of
+from mlc_llm.models.mmproj import CLASSES, mmproj_pixels, projector_of
 from mlc_llm.runtime.image_runner import ImageRunner
 from mlc_llm.runtime.packed_file import BrokenParams
 from mlc_llm.serve.config import EngineConfig
@@ -47,12 +47,6 @@ FAMILIES: Mapping[str, _Family] = {
     ),
     "idefics3": _Family("llama", "before", "<image>", f"{FAKE}{GLOBAL}", FAKE, TileReader),
 }
-BY_CLASS = {
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "Idefics3ForConditionalGeneration": "idefics3",
-    "SmolVLMForConditionalGeneration": "idefics3",
-}
-"""Classes of folders that have a tower -> their family."""
 
 
 def tower_runner(vision: Vision, config: EngineConfig) -> ImageRunner:
@@ -85,7 +79,7 @@ def of_folder(path: Path, bundle: ModelBundle, config: EngineConfig) -> Vision |
         return None
     said = read_json_object(path / CONFIG, MAX_JSON_BYTES)
     classes = said.get("architectures")
-    family = BY_CLASS.get(str(classes[0])) if isinstance(classes, list) and classes else None
+    family = CLASSES.get(str(classes[0])) if isinstance(classes, list) and classes else None
     if family is None:
         return None
     form = next((path / name for name in PROCESSORS if (path / name).is_file()), None)
