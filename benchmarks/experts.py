@@ -26,12 +26,12 @@ from matvec import reader
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import Ops
 from mlc_llm.backends.cpu.backend import CpuBackend
 from mlc_llm.backends.cpu.target import choose
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.backends.device import Functions
 from mlc_llm.backends.operands import ExpertMatrices, Part
+from mlc_llm.backends.ops import Ops
 from mlc_llm.models.network_spec import ExpertsSpec
 
 HIDDEN, WIDE = 2048, 1024

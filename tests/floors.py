@@ -38,8 +38,7 @@ CORE |= {"tokenizers", "protocol", "images", "runtime.transfer", "runtime.transf
 SPECS = {f"models.{one}" for one in ("attention_spec", "image_spec", "network_spec", "spec")}
 SPECS |= {"models.recurrent"}
 """What a decoder is, as plain numbers."""
-BACKENDS = {"backends.base", "backends.device", "backends.operands", "backends.ranks"}
-BACKENDS |= {"backends.registry"}
+BACKENDS = {f"backends.{one}" for one in ("base", "device", "operands", "ops", "ranks", "registry")}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
 """Plain values that CPU kernels are shaped by."""
@@ -61,6 +60,7 @@ DEVICE = {
     "backends.features",
     "backends.needless_calls",
     "backends.operands",
+    "backends.ops",
     "backends.plain_rows",
     "backends.ranks",
     "library",
@@ -139,8 +139,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"models"},
     "models": {
         *GROUND,
-        "backends.base",
         "backends.operands",
+        "backends.ops",
         "models.encoder_spec",
         "models.heads_spec",
         *SPECS,
@@ -150,16 +150,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends.closures": set(),
     "backends.needless_calls": set(),
     "backends.operands": {"record"},
+    "backends.ops": {"backends.operands", "backends.state_ops", *SPECS},
+    "backends.state_ops": {"backends.operands", "models.recurrent"},
     "backends.plain_rows": SPECS,
     "backends.ranks": GROUND,
     "backends.device": {"backends.ranks"},
-    "backends.base": {
-        *GROUND,
-        "backends.device",
-        "backends.operands",
-        *SPECS,
-        "quantization",
-    },
+    "backends.base": {*GROUND, "backends.device", "backends.ops", "models.spec", "quantization"},
     "backends.features": {*GROUND, "backends.base", *SPECS},
     "backends.registry": {
         *GROUND,

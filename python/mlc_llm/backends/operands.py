@@ -1,4 +1,4 @@
-"""What the operations of a model take, beside plain tensors (`Ops` in `base.py`).
+"""What the operations of a model take, beside plain tensors (`Ops` in `ops.py`).
 
 Tensors are those of the time when a library is built. No TVM is imported here.
 """

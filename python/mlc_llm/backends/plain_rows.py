@@ -1,6 +1,6 @@
 """What a few rows need that are not tokens of a layer, by TVM's own operators.
 
-That of backends whose code TVM makes of any operator (`Ops` in `base.py` says what each computes).
+That of backends whose code TVM makes of any operator (`Ops` in `ops.py` says what each computes).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ACTIVATIONS = {"silu": op.silu, "tanh": op.tanh, "gelu": op.gelu}
 
 
 class PlainRows:
-    """Some of the operations of `backends.base.Ops`."""
+    """Some of the operations of `backends.ops.Ops`."""
 
     def activated_rows(self, activation: Activation, x: Tensor) -> Tensor:
         return _ACTIVATIONS[activation](x)

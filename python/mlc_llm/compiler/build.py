@@ -10,7 +10,8 @@ from pathlib import Path
 import tvm
 from tvm.relax.frontend import nn
 
-from mlc_llm.backends.base import Backend, Ops
+from mlc_llm.backends.base import Backend
+from mlc_llm.backends.ops import Ops
 from mlc_llm.compiler.infos import (
     adapted_infos,
     eagle_group,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mlc_llm.backends.base import Backend, Ops
+from mlc_llm.backends.base import Backend
 from mlc_llm.backends.operands import AttentionBlocks
+from mlc_llm.backends.ops import Ops
 from mlc_llm.library.metadata import (
     AdaptedInfo,
     EncoderInfo,

@@ -9,7 +9,7 @@ import tvm
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import Ops
+from mlc_llm.backends.ops import Ops
 from mlc_llm.compiler.infos import encoder_info, sight_info, state_infos, tower_info
 from mlc_llm.library.encoder_signatures import encoder_signatures
 from mlc_llm.library.image_signatures import image_signatures

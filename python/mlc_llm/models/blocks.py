@@ -7,7 +7,6 @@ from typing import TypeAlias
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import Ops
 from mlc_llm.backends.operands import (
     ExpertBiases,
     ExpertMatrices,
@@ -17,6 +16,7 @@ from mlc_llm.backends.operands import (
     StateInputs,
 )
 from mlc_llm.backends.operands import Part as Columns
+from mlc_llm.backends.ops import Ops
 from mlc_llm.models.attention_spec import AttentionSpec
 from mlc_llm.models.delta_block import GatedDeltaBlock
 from mlc_llm.models.merged import MergedLinear, Part

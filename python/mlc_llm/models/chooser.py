@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import Ops
+from mlc_llm.backends.ops import Ops
 from mlc_llm.models.spec import ModelSpec
 
 

@@ -1,4 +1,4 @@
-"""Any decoder, from its spec: it says what is computed; `ops` (see `backends/base.py`) says how."""
+"""Any decoder, from its spec: it says what is computed; `ops` (see `backends/ops.py`) says how."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import Ops
 from mlc_llm.backends.operands import FirstLayer, Input, LayerInputs, StateInputs
+from mlc_llm.backends.ops import Ops
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.adapted import adapter_inputs
 from mlc_llm.models.blocks import norm_bias, normed, normed_rows

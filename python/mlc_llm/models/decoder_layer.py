@@ -8,8 +8,8 @@ from typing import TypeAlias
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import Ops
 from mlc_llm.backends.operands import Input, LayerInputs, StateInputs
+from mlc_llm.backends.ops import Ops
 from mlc_llm.models.blocks import (
     Result,
     TokenBlock,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlc_llm.backends.base import Ops
 from mlc_llm.backends.operands import GatedDeltaVectors, Input, LayerInputs, StateInputs
+from mlc_llm.backends.ops import Ops
 from mlc_llm.models.merged import MergedLinear, Part
 from mlc_llm.models.product import Product
 from mlc_llm.models.recurrent import GatedDeltaSpec

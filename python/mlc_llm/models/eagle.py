@@ -15,7 +15,7 @@ from mlc_llm.models.merged import MergedLinear, Part
 from mlc_llm.models.step_tensors import StepTensors
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Ops
+    from mlc_llm.backends.ops import Ops
     from mlc_llm.models.spec import EagleSpec, ModelSpec
 
 GATED = ("gate", "up")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import Ops
 from mlc_llm.backends.operands import LayerInputs
+from mlc_llm.backends.ops import Ops
 from mlc_llm.models.blocks import normed_rows
 from mlc_llm.models.decoder_layer import DecoderLayer
 from mlc_llm.models.spec import ModelSpec

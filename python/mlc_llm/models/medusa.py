@@ -7,7 +7,7 @@ from functools import partial
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import Ops
+from mlc_llm.backends.ops import Ops
 from mlc_llm.models.chooser import TokenChooser
 from mlc_llm.models.medusa_plan import bias_name, block_name, head_name
 from mlc_llm.models.spec import ModelSpec

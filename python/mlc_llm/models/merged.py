@@ -7,9 +7,9 @@ from itertools import accumulate
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import Ops
 from mlc_llm.backends.operands import Input
 from mlc_llm.backends.operands import Part as Columns
+from mlc_llm.backends.ops import Ops
 from mlc_llm.models.spec import ModelSpec
 
 KEPT = ("k", "v")

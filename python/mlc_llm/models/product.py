@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from tvm.relax.frontend import nn
     from tvm.relax.frontend.nn import Tensor
 
-    from mlc_llm.backends.base import Ops
     from mlc_llm.backends.operands import Input
+    from mlc_llm.backends.ops import Ops
 
 
 class Product(NamedTuple):

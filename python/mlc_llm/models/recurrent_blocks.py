@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlc_llm.backends.base import Ops
 from mlc_llm.backends.operands import Input, LayerInputs, Mamba2Vectors, StateInputs
+from mlc_llm.backends.ops import Ops
 from mlc_llm.models.product import Product
 from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import ModelSpec

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlc_llm.backends.base import Ops
 from mlc_llm.backends.operands import (
     Input,
     LayerInputs,
@@ -13,6 +12,7 @@ from mlc_llm.backends.operands import (
     Rwkv7Vectors,
     StateInputs,
 )
+from mlc_llm.backends.ops import Ops
 from mlc_llm.models.network_spec import Activation, DenseSpec
 from mlc_llm.models.product import Product
 from mlc_llm.models.recurrent import Rwkv7Spec

@@ -28,7 +28,7 @@ from mlc_llm.models.attention_spec import AttentionSpec
 
 
 class AttentionOps:
-    """The operations of `backends.base.Ops` that know about pages."""
+    """The operations of `backends.ops.Ops` that know about pages."""
 
     _isa: Isa
     _scratch: Scratch

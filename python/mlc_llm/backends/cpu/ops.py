@@ -85,7 +85,7 @@ class PackedMatrix(nn.Module):  # type: ignore[misc]
 
 
 class CpuOps(AttentionOps, PlainRows):
-    """See `backends.base.Ops`."""
+    """See `backends.ops.Ops`."""
 
     def __init__(self, isa: Isa) -> None:
         self._isa = isa

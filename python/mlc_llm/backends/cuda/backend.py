@@ -18,8 +18,9 @@ from mlc_llm.record import record
 if TYPE_CHECKING:
     import tvm
 
-    from mlc_llm.backends.base import Compiled, Ops, WeightLayout
+    from mlc_llm.backends.base import Compiled, WeightLayout
     from mlc_llm.backends.device import Device
+    from mlc_llm.backends.ops import Ops
     from mlc_llm.models.spec import ModelSpec
 
 NAME = "cuda"

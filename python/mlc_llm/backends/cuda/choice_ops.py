@@ -14,7 +14,7 @@ from mlc_llm.kernels.cuda.top_tokens import MOST, top_tokens
 
 
 class ChoiceOps:
-    """The operations of `backends.base.Ops` that read logits, and pick rows."""
+    """The operations of `backends.ops.Ops` that read logits, and pick rows."""
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         k = int(x.shape[1])

@@ -73,7 +73,7 @@ class PackedMatrix(nn.Module):  # type: ignore[misc]
 
 
 class CudaOps(AttentionOps, ChoiceOps, PlainOps, RowOps, RwkvOps, StateOps):
-    """See `backends.base.Ops`."""
+    """See `backends.ops.Ops`."""
 
     def __init__(
         self, kv_dtype: str = "float16", precision: Precision = "exact", *, has_wgmma: bool = False

@@ -22,7 +22,7 @@ from mlc_llm.models.network_spec import Activation
 
 
 class PlainOps:
-    """Some of the operations of `backends.base.Ops`."""
+    """Some of the operations of `backends.ops.Ops`."""
 
     def activated_rows(self, activation: Activation, x: Tensor) -> Tensor:
         return change(activate(int(x.shape[1]), activation), f"{activation}_rows", [], x)

@@ -16,7 +16,7 @@ from mlc_llm.kernels.cuda.token_rows import keep, kept, put_rows, token_gate, to
 
 
 class RowOps:
-    """Some of the operations of `backends.base.Ops`."""
+    """Some of the operations of `backends.ops.Ops`."""
 
     def put_rows(self, x: Tensor, at: Tensor, rows: Tensor) -> Tensor:
         return change(put_rows(int(x.shape[1])), "put_rows", [at, rows], x)

@@ -14,7 +14,7 @@ from mlc_llm.models.recurrent import Rwkv7Spec
 
 
 class RwkvOps:
-    """Some of the operations of `backends.base.Ops`."""
+    """Some of the operations of `backends.state_ops.StateOps`."""
 
     def token_shift(self, x: Tensor | Input, factors: Tensor, inputs: StateInputs) -> list[Input]:
         count, width = (int(size) for size in factors.shape)

@@ -17,7 +17,7 @@ from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 
 
 class StateOps:
-    """The operations of `backends.base.Ops` that know about states; `mamba2` without a norm is what
+    """Some of the operations of `backends.state_ops.StateOps`. `mamba2` without a norm is what
     comes before the gate."""
 
     def short_conv(

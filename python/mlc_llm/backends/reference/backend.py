@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlc_llm.backends.base import Compiled, Ops, WeightLayout
+from mlc_llm.backends.base import Compiled, WeightLayout
 from mlc_llm.backends.device import Device
+from mlc_llm.backends.ops import Ops
 from mlc_llm.backends.ranks.futex import why_not_here
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.page_format import KVCacheDtype

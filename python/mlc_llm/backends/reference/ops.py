@@ -74,7 +74,7 @@ class Matrix(nn.Module):  # type: ignore[misc]
 
 
 class ReferenceOps(PlainRows):
-    """See `backends.base.Ops`. An Input is a plain tensor; nothing is fast."""
+    """See `backends.ops.Ops`. An Input is a plain tensor; nothing is fast."""
 
     has_fast_tokens = is_fast = False
 
