@@ -57,21 +57,9 @@ class Asked:
     groups: Groups
 
 
-@record(eq=False)
-class Turn:
-    """A row block of the task of a column block. asked: what it asks for, if there are adapters."""
-
-    asked: Asked | None
-    block: Index
-    number: Index
-    count: Index
-    """Row blocks of the task."""
-
-
 @T.inline
-def ask_for_factors(turn, step, steps):
-    """What a row block asks for at one of its steps; past the ends nothing happens."""
-    asked = T.meta_var(turn.asked)
+def ask_for_factors(asked, turn, step, steps):
+    """What a row block asks for in its turn, at one of its steps; past the ends nothing happens."""
     line, blocks = T.meta_var((asked.factors.line, asked.factors.blocks))
     together = T.meta_var(block_rows(asked.factors.widths))
     groups: T.let[T.int32] = asked.groups.count

@@ -9,12 +9,13 @@ from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
 from mlc_llm.backends.cpu.isa import AVX2, Isa
-from mlc_llm.kernels.cpu.adapter_asks import Turn, ask_for_factors
+from mlc_llm.kernels.cpu.adapter_asks import ask_for_factors
 from mlc_llm.kernels.cpu.dot import Words, bias, dot
 from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.quantized_rows import SCALE, SCALED_SUM, SUM, description
 from mlc_llm.kernels.cpu.row_block import (
     RowBlock,
+    Turn,
     add_group,
     ask_for_group,
     clear,
@@ -91,7 +92,7 @@ class IntegerProduct:
             )
         for t in T.serial(count % size % TRIPLE % PAIR):
             self.multiply_block(
-                X, W, Y, RowBlock(block, self.streams, start + count - 1 + t, 1), planes, None
+                X, W, Y, RowBlock(block, self.streams, start + count - 1 + t, 1), planes, None, None
             )
 
     @T.inline
@@ -102,12 +103,12 @@ class IntegerProduct:
             for t in T.serial(count):
                 self.multiply_block(
                     X, W, Y, RowBlock(block + s * self.apart, 1, start + t * rows, rows), planes,
-                    Turn(asked, block + s * self.apart, before + t, blocks),
+                    Turn(block + s * self.apart, before + t, blocks), asked,
                 )  # fmt: skip
 
     @T.inline
-    def multiply_block(self, X, W, Y, at, planes, turn):
-        """One row block.
+    def multiply_block(self, X, W, Y, at, planes, turn, asked):
+        """One row block. turn: None for a single row.
 
         The planes have a buffer each: TVM keeps those of 1 KiB in memory, smaller ones in
         registers.
@@ -119,7 +120,7 @@ class IntegerProduct:
         for span in T.serial(self.groups // self.fmt.span):
             for i in T.serial(self.fmt.span):
                 if turn is not None:
-                    self.ask(W, at, span, i, turn)
+                    self.ask(W, at, span, i, turn, asked)
                 elif self.asks:
                     for s in T.unroll(at.streams):
                         ask_for_group(
@@ -135,7 +136,7 @@ class IntegerProduct:
             )  # fmt: skip
 
     @T.inline
-    def ask(self, W, at, span, i, turn):
+    def ask(self, W, at, span, i, turn, asked):
         """Asks the memory for weights: the first row block for its own, the others for those of the
         next column block; and for what adapters read."""
         if self.isa.row_block > 1:
@@ -143,8 +144,8 @@ class IntegerProduct:
                 ask_for_group(self.fmt, W, at.block, span, i, self.ahead, 2)
             elif (span * self.fmt.span + i) % T.max(turn.count - 1, 1) == turn.number - 1:
                 ask_for_group(self.fmt, W, at.block, span, i, self.block_words, 2)
-        if turn.asked is not None:
-            ask_for_factors(turn, span * self.fmt.span + i, self.groups)
+        if asked is not None:
+            ask_for_factors(asked, turn, span * self.fmt.span + i, self.groups)
 
     @T.inline
     def clear_group(self, high, low, count, planes):

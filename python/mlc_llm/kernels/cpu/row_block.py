@@ -15,6 +15,7 @@ from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
 from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at, splat
 from mlc_llm.kernels.types import Expr, Index
+from mlc_llm.record import record
 
 PREFETCH_BYTES = 10240
 """How far ahead weights are asked for, all streams together: the hardware's own prefetching stops
@@ -34,6 +35,17 @@ class RowBlock(NamedTuple):
     def sums(self) -> int:
         """Rows of sums: row r of stream s has number s * rows + r."""
         return self.streams * self.rows
+
+
+@record(eq=False)
+class Turn:
+    """The place of a row block among those of its task, which ask the memory in turns."""
+
+    block: Index
+    """The column block of the task."""
+    number: Index
+    count: Index
+    """Row blocks of the task."""
 
 
 def words_ahead(fmt: WeightFormat, streams: int) -> int:

@@ -33,12 +33,12 @@ from typing import TypeAlias
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
-from mlc_llm.kernels.cpu.adapter_asks import Turn, ask_for_factors
+from mlc_llm.kernels.cpu.adapter_asks import ask_for_factors
 from mlc_llm.kernels.cpu.claims import CLAIMED, SEEN, STATE, claim, clear_claims
 from mlc_llm.kernels.cpu.dot import BYTES, multiply_bytes, weight_values
 from mlc_llm.kernels.cpu.launches import all_meet, one_launch
 from mlc_llm.kernels.cpu.prefetch import align_stack, prefetch
-from mlc_llm.kernels.cpu.row_block import LINE_WORDS, add_group, clear, put
+from mlc_llm.kernels.cpu.row_block import LINE_WORDS, Turn, add_group, clear, put
 from mlc_llm.kernels.cpu.row_panels import ROWS, TURN, RowPanels
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
 from mlc_llm.kernels.cpu.vectors import lanes_at, splat
@@ -169,8 +169,7 @@ class UnpackedProduct:
                         self.ask(W, block + c, k_block + 1, b, size)
                         self.add_row_block(
                             *(P, U, F, S, Y, block, c, panel, b, k_block),
-                            *(row + b * ROWS, last),
-                            None if asked is None else Turn(asked, block + c, b, size),
+                            *(row + b * ROWS, last, Turn(block + c, b, size), asked),
                         )
 
     def count(self, k_block: Index) -> Expr:
@@ -214,7 +213,7 @@ class UnpackedProduct:
             )
 
     @T.inline
-    def add_row_block(self, P, U, F, S, Y, block, c, panel, b, k_block, row, last, turn):
+    def add_row_block(self, P, U, F, S, Y, block, c, panel, b, k_block, row, last, turn, asked):
         """One k block of a row block, which begins with that row of Y, or with row `last` if that
         is an earlier one. The sums of the last k block go to Y."""
         sums = T.alloc_buffer((ROWS, VECTORS, LANES), "float32")
@@ -229,8 +228,8 @@ class UnpackedProduct:
                 for v in T.unroll(VECTORS):
                     sums[r, v, lane] = S[c, b * ROWS + r, lanes_at(v * LANES, LANES)]
         for g in T.serial(self.count(k_block)):
-            if turn is not None:
-                ask_for_factors(turn, k_block * self.k_groups + g, self.groups)
+            if asked is not None:
+                ask_for_factors(asked, turn, k_block * self.k_groups + g, self.groups)
             self.multiply_group(U, high, low, g, x)
             for r in T.unroll(ROWS):
                 for v in T.unroll(VECTORS):
