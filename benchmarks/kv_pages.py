@@ -148,7 +148,7 @@ def our_step() -> Callable[[], float]:
     cache = KVCache(info, (256,), 1, lambda group, source, target: None, (None,))
     cache.add(0)
     inverse = (1e5 ** -(np.arange(0, DIM, 2) / DIM)).astype(np.float32)
-    table = RopeTable(Rotation(inverse), device)
+    table = RopeTable(Rotation.of(inverse), device)
     x = tvm.runtime.tensor(np.ones((1, WIDTH), np.float32))
     window = tvm.runtime.tensor(np.array([2**31 - 1, 0], np.int32))
     staging = device.staging()

@@ -190,7 +190,7 @@ class Limits:
 
 def written(size: int) -> npt.NDArray[np.uint8]:
     """`size` zero bytes that have been written, in the same kind of memory as packed weights."""
-    array = zeroed(size)
+    array = zeroed(size).numpy()
     array[:] = 0
     return array
 

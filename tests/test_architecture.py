@@ -58,7 +58,10 @@ LAZY = {
     ("mlc_llm.cli.bench", "mlc_llm.cli.remote_session"),
     ("mlc_llm.cli.opening", "mlc_llm.support.light_tvm"),
     ("mlc_llm.support.distributions", "importlib.metadata"),  # for what is installed unusually
-    ("mlc_llm.cli.opening", "numpy"),  # before what imports it from deep inside
+    ("mlc_llm.later_numpy", "numpy"),
+    ("mlc_llm.support.light_tvm", "tvm_ffi"),  # without NumPy, which is imported with TVM itself
+    ("mlc_llm.support.light_tvm", "ml_dtypes"),
+    ("mlc_llm.support.light_tvm", "numpy"),
     ("mlc_llm.serve.opening.adapters", "mlc_llm.model_files.adapters"),  # few engines have adapters
     ("mlc_llm.cli.opening", "mlc_llm.cli.session"),
     ("mlc_llm.cli.opening", "mlc_llm.serve.sync_engine"),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from mlc_llm.record import record
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from mlc_llm.later_numpy import np
 
 QUERY, DOCUMENT = "{query}", "{document}"
 """The places of the texts in a prompt."""

@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]
 NOT_NEEDED = {
     "asyncio", "difflib", "email", "http", "importlib.metadata", "random", "secrets", "socket",
     "ssl", "tempfile", "unittest", "zipfile",
-    "h11", "huggingface_hub", "jinja2", "llguidance", "prompt_toolkit", "pydantic", "rich",
-    "safetensors", "starlette", "torch", "tvm", "uvicorn",
+    "h11", "huggingface_hub", "jinja2", "llguidance", "ml_dtypes", "numpy", "prompt_toolkit",
+    "pydantic", "rich", "safetensors", "starlette", "torch", "tvm", "uvicorn",
     "mlc_llm.conversation_template.rendering",
     "mlc_llm.conversion",
     "mlc_llm.kernels",

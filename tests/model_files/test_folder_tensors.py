@@ -35,8 +35,8 @@ NORM_PARTS = ("weight", "bias")
 
 
 def tensor(name: str, values: npt.NDArray[np.generic], kind: str = "F32") -> GGUFTensor:
-    data = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
-    return GGUFTensor(name, values.shape, kind, data, Path("model.safetensors"))
+    data = np.ascontiguousarray(values).tobytes()
+    return GGUFTensor(name, values.shape, kind, memoryview(data), Path("model.safetensors"))
 
 
 def folder(**shapes: Shape) -> dict[str, GGUFTensor]:

@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dic
     folder = tmp_path_factory.mktemp("wild")
     made = folder_of(write_tiny_model(folder / "tiny.gguf", kinds={"": "F32"}))
     tensors = {
-        name: GGUFTensor(name, one.shape, one.kind, one.data, Path("model.safetensors"))
+        name: GGUFTensor(name, one.shape, one.kind, memoryview(one.data), Path("model.safetensors"))
         for name, one in made.tensors.items()
     }
     return made.config, tensors

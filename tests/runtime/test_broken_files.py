@@ -24,6 +24,7 @@ from mlc_llm.library.metadata import (
     BrokenLibrary,
     Metadata,
     rope_param,
+    rope_rows_param,
     rope_scaling_param,
 )
 from mlc_llm.runtime.library import Library, read_metadata
@@ -181,9 +182,9 @@ def test_mapped_weights_are_those_that_are_read(weights: Path) -> None:
     read, mapped = params_in(read_packed(weights)), params_in(map_packed(weights))
     assert {*read} == {*mapped}
     for name, array in mapped.items():
-        assert np.array_equal(array, read[name])
-        array[...] = 0  # nothing of it comes into the file
-    assert np.array_equal(params_in(map_packed(weights))[name], read[name])
+        assert np.array_equal(array.numpy(), read[name].numpy())
+        array.numpy()[...] = 0  # nothing of it comes into the file
+    assert np.array_equal(params_in(map_packed(weights))[name].numpy(), read[name].numpy())
 
 
 def edit_index(weights: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
@@ -240,7 +241,7 @@ def test_weights_of_another_model(tiny_models: TinyModels, library: Path) -> Non
             runner(library, foreign)
 
 
-@pytest.mark.parametrize("name", [rope_param(0), rope_scaling_param(0)])
+@pytest.mark.parametrize("name", [rope_param(0), rope_rows_param(0), rope_scaling_param(0)])
 def test_weights_without_the_rotary_frequencies(library: Path, weights: Path, name: str) -> None:
     def rename(index: dict[str, Any]) -> None:
         (entry,) = (e for e in index["tensors"] if e["name"] == name)
@@ -255,7 +256,7 @@ def test_index_with_any_byte_flipped(tiny_models: TinyModels, library: Path, wei
     """A model runs on the right weights or not at all."""
     raw = (weights / INDEX_FILE).read_bytes()
     good = params_in(read_packed(weights))
-    infos, ropes = read_metadata(library).params, [rope_param(0), rope_scaling_param(0)]
+    infos, ropes = read_metadata(library).params, [rope_param(0), rope_rows_param(0)]
     for at in range(0, len(raw), 5):
         (weights / INDEX_FILE).write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
         try:
@@ -264,9 +265,9 @@ def test_index_with_any_byte_flipped(tiny_models: TinyModels, library: Path, wei
             rotations(arrays, 1, 64)
         except BrokenParams:
             continue
-        for name in [info.name for info in infos] + ropes:
+        for name in [*[info.name for info in infos], *ropes, rope_scaling_param(0)]:
             assert arrays[name].dtype == good[name].dtype
-            assert arrays[name].tobytes() == good[name].tobytes(), f"byte {at}"
+            assert arrays[name].bytes() == good[name].bytes(), f"byte {at}"
 
 
 def test_good_files_are_good(library: Path, weights: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_random_number_that_float32_would_round_to_one(
 def test_a_token_that_is_not_there_is_the_error_of_its_row(
     runner: ModelRunner, wrong: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = np.array([5, wrong], np.int32)
+    given = tvm_ffi.from_dlpack(np.array([5, wrong], np.int32))
     monkeypatch.setattr(runner._sampler, "_sample", lambda *_: given)
     sampling = Sampling(temperature=0, top_logprobs=1)
     right, refused = sampled(runner, sampling, sampling)

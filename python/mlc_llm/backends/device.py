@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import tvm_ffi
 
     from mlc_llm.backends.ranks.meeting import Meeting
+    from mlc_llm.support.host_array import HostArray
 
 Result = TypeVar("Result")
 Numbers: TypeAlias = "array[int] | array[float]"
@@ -66,6 +67,10 @@ class Fetched(Protocol):
         """Waits for them; they are good until the next step."""
         ...
 
+    def numbers(self) -> list[int]:
+        """Waits for those of the first tensor, int32 [n], alone."""
+        ...
+
 
 class RankSums(Protocol):
     """Sums over all ranks of a model, of one rank. One thread at a time."""
@@ -111,7 +116,7 @@ class Device(Protocol):
     def scratch(self, size: int) -> Scratch:
         """Memory for what a step computes. Only what is used takes memory."""
 
-    def upload(self, array: npt.NDArray[np.generic]) -> DeviceTensor:
+    def upload(self, array: npt.NDArray[np.generic] | HostArray) -> DeviceTensor:
         """A tensor of an array's values, which stays. It may be the array's own memory."""
 
     def write(self, tensor: DeviceTensor, index: int, values: npt.ArrayLike) -> None:

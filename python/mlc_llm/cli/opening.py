@@ -29,10 +29,6 @@ def open_session(
         is_whole = config.tensor_parallel_shards in (None, 1)
         if is_whole and config.quantization is None and config.rope_scaling is None:
             begin_early(reading, model, config.kernels, device)
-        # Python 3.11 gets and returns memory in each call that crosses a limit of its stack. Deep
-        # inside the engine's imports, those of NumPy would cross it 3,000 times: 25 ms.
-        import numpy  # noqa: F401
-
         import mlc_llm.support.light_tvm  # noqa: F401
 
         # While the weights are read. The engine loads TVM, which `--help` does not need.

@@ -22,13 +22,17 @@ import numpy.typing as npt
 from mlc_llm.backends.base import Backend, WeightLayout
 from mlc_llm.errors import ModelFileError
 from mlc_llm.library.metadata import (
+    FIRST_ROWS,
     INDEX_FILE,
     PARAMS_ALIGNMENT,
     PARAMS_FILE,
     long_rope_param,
+    long_rope_rows_param,
     rope_param,
+    rope_rows_param,
     rope_scaling_param,
 )
+from mlc_llm.library.rope_rows import rope_rows
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.models.row_order import row_order
@@ -84,7 +88,7 @@ def pack_weights(
 def count_parameters(plan: WeightPlan) -> int:
     """How often `pack_weights` calls `advance`."""
     long = [rope for rope in plan.spec.ropes if rope.long_after]
-    return len(plan.matrices) + len(plan.vectors) + 2 * len(plan.spec.ropes) + len(long)
+    return len(plan.matrices) + len(plan.vectors) + 3 * len(plan.spec.ropes) + 2 * len(long)
 
 
 def inverse_frequencies(rope: RopeSpec, factors: Floats | None) -> Floats:
@@ -128,11 +132,14 @@ def _parameters(
     for i, rope in enumerate(plan.spec.ropes):
         scaling = np.array([rope.magnitude, rope.long_after], np.float32)
         yield _Parameter.of(rope_scaling_param(i), scaling)
-        factors = _rope_factors(rope.factors, tensors)
-        yield _Parameter.of(rope_param(i), inverse_frequencies(rope, factors))
+        inverse = inverse_frequencies(rope, _rope_factors(rope.factors, tensors))
+        yield _Parameter.of(rope_param(i), inverse)
+        yield _Parameter.of(rope_rows_param(i), rope_rows(inverse, rope.magnitude, FIRST_ROWS))
         if rope.long_after:
-            factors = _rope_factors(rope.long_factors, tensors)
-            yield _Parameter.of(long_rope_param(i), inverse_frequencies(rope, factors))
+            inverse = inverse_frequencies(rope, _rope_factors(rope.long_factors, tensors))
+            yield _Parameter.of(long_rope_param(i), inverse)
+            rows = rope_rows(inverse, rope.magnitude, FIRST_ROWS)
+            yield _Parameter.of(long_rope_rows_param(i), rows)
 
 
 def _rope_factors(

@@ -167,7 +167,7 @@ def _importance(
     arrays, found = params_in(packed), dict[str, Floats]()
     unmet = total = 0
     for prefix, sources in plan.matrices.items():
-        squares = np.array(arrays[f"{prefix}.{SQUARES}"], np.float32)
+        squares = np.array(arrays[f"{prefix}.{SQUARES}"].numpy(), np.float32)
         if squares.ndim == 2:
             if prefix.endswith(".up"):
                 unmet, total = unmet + int((squares[:, -1] == 0).sum()), total + len(squares)

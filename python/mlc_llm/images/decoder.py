@@ -10,13 +10,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from mlc_llm.errors import InvalidField, MLCError, UserError
 from mlc_llm.record import record
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from mlc_llm.later_numpy import np
 
 _log = logging.getLogger(__name__)
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import struct
 from functools import cached_property
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.images.decoder import ImageFile
 from mlc_llm.images.pixels import PixelForm, patches
 from mlc_llm.record import record
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from mlc_llm.later_numpy import np
 
 
 @record(eq=False)

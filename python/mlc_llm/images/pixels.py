@@ -8,13 +8,17 @@ one size, whatever its shape. For the other one, it is cut into squares.
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.images.decoder import Target
 from mlc_llm.record import record
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from mlc_llm.later_numpy import np
 
 Triple = tuple[float, float, float]
 MOST_SIDE = 8192

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field, replace
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from mlc_llm.images.decoder import ImageFile, ImageLimits, decoded, pictures_of
 from mlc_llm.images.picture import Picture
 from mlc_llm.images.pixels import PixelForm
 from mlc_llm.record import record
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from mlc_llm.later_numpy import np
 
 FAKE, GLOBAL = "<fake_token_around_image>", "<global-img>"
 """Control tokens of Idefics 3."""

@@ -21,7 +21,9 @@ PARAMS_FILE = "params.bin"
 INDEX_FILE = "params.json"
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 21
+VERSION = 22
+FIRST_ROWS = 512
+"""Rows of a rotary table that packed weights have."""
 
 
 def rope_param(index: int) -> str:
@@ -34,6 +36,17 @@ def long_rope_param(index: int) -> str:
     """The same of those for long sequences, which are there if the second number of
     `rope_scaling_param` is not 0."""
     return f"rope_long_inverse_frequencies.{index}"
+
+
+def rope_rows_param(index: int) -> str:
+    """The same of the float32 [FIRST_ROWS, 2, dim/2] rows of the rotary table for the first
+    positions (`rope_rows.py`)."""
+    return f"rope_rows.{index}"
+
+
+def long_rope_rows_param(index: int) -> str:
+    """The same of those for long sequences."""
+    return f"rope_long_rows.{index}"
 
 
 def rope_scaling_param(index: int) -> str:

@@ -5,10 +5,9 @@ Format: the "Metadata" part of the GGUF specification, versions 2 and 3.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
-
-import numpy as np
 
 from mlc_llm.loader.gguf_cursor import MAX_KEY_BYTES, Cursor, printable
 
@@ -17,21 +16,13 @@ Value: TypeAlias = (
 )
 """A value of the metadata. All items of a list have one type."""
 
-_NUMBERS: dict[int, np.dtype[np.generic]] = {
-    0: np.dtype("u1"),
-    1: np.dtype("i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}
+_NUMBERS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+"""Types of numbers, as `struct` calls them."""
 UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 _MIN_BYTES = {_BOOL: 1, _STRING: 8, _ARRAY: 12} | {
-    number: dtype.itemsize for number, dtype in _NUMBERS.items()
+    kind: struct.calcsize(f"<{name}") for kind, name in _NUMBERS.items()
 }
 _MAX_NESTING = 4
 _NESTED_COST = 64  # checking an array inside an array takes as long as this many strings
@@ -122,7 +113,7 @@ def _read_key(cursor: Cursor, what: str) -> str:
 def _skip(cursor: Cursor, kind: int, what: str, depth: int) -> None:
     """Check one value and skip it, without allocating memory."""
     if kind in _NUMBERS:
-        cursor.take(_NUMBERS[kind].itemsize, what)
+        cursor.take(_MIN_BYTES[kind], what)
     elif kind == _BOOL:
         _skip_bools(cursor, 1, what)
     elif kind == _STRING:
@@ -142,7 +133,7 @@ def _skip_array(cursor: Cursor, what: str, depth: int) -> None:
     cost = _NESTED_COST if kind == _ARRAY else 1
     count = cursor.array_items(f"number of items of {what}", _MIN_BYTES[kind], cost)
     if kind in _NUMBERS:
-        cursor.take(count * _NUMBERS[kind].itemsize, what)
+        cursor.take(count * _MIN_BYTES[kind], what)
     elif kind == _BOOL:
         _skip_bools(cursor, count, what)
     elif kind == _STRING:
@@ -179,7 +170,6 @@ def _decode_array(cursor: Cursor) -> list[str] | list[Value]:
 
 
 def _numbers(cursor: Cursor, kind: int, count: int) -> list[Value]:
-    dtype: np.dtype[np.generic] = np.dtype("?") if kind == _BOOL else _NUMBERS[kind]
-    start = cursor.take(count * dtype.itemsize, "numbers")
-    values: list[Value] = np.frombuffer(cursor.buffer, dtype, count, start).tolist()
-    return values
+    start = cursor.take(count * _MIN_BYTES[kind], "numbers")
+    name = "?" if kind == _BOOL else _NUMBERS[kind]
+    return list(struct.unpack_from(f"<{count}{name}", cursor.buffer, start))

@@ -9,14 +9,18 @@ import math
 import mmap
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.loader.gguf_cursor import MAX_TENSOR_NAME_BYTES, Cursor, printable
 from mlc_llm.loader.gguf_metadata import UINT32, Metadata
 from mlc_llm.record import record
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from mlc_llm.later_numpy import np
 
 # type number -> (kind, values in a block, bytes of a block)
 KINDS = {
@@ -74,25 +78,30 @@ MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, dims, one size, t
 
 @record()
 class GGUFTensor:
-    """One tensor. `shape` is in NumPy order: rows first, the contiguous axis last. `data` is a
-    read-only uint8 vector: the memory-mapped bytes of the file `path`."""
+    """One tensor. `shape` is in NumPy order: rows first, the contiguous axis last."""
 
     name: str
     shape: tuple[int, ...]
     kind: str
-    data: npt.NDArray[np.uint8]
+    bytes: memoryview
+    """Read-only, of the memory-mapped file."""
     path: Path
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The same bytes as a vector."""
+        return np.frombuffer(self.bytes, np.uint8)
 
     def matrix(self, index: int) -> GGUFTensor:
         """One matrix of a stack [matrices, rows, columns]."""
-        size = len(self.data) // self.shape[0]
-        data = self.data[index * size : (index + 1) * size]
-        return replace(self, shape=self.shape[1:], data=data)
+        size = len(self.bytes) // self.shape[0]
+        here = self.bytes[index * size : (index + 1) * size]
+        return replace(self, shape=self.shape[1:], bytes=here)
 
     def give_back(self) -> None:
         """Let the system take back the memory of all pages of this file that were read. `data`
         stays usable: the next access reads the file again."""
-        mapping = getattr(self.data.base, "obj", None)  # NumPy's array is a view of the mapping
+        mapping = self.bytes.obj
         if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
             mapping.madvise(mmap.MADV_DONTNEED)
 
@@ -200,5 +209,6 @@ def _check_ranges(cursor: Cursor, infos: list[_Info], start: int) -> None:
 
 
 def _map_data(cursor: Cursor, info: _Info, start: int) -> GGUFTensor:
-    data = np.frombuffer(cursor.buffer, np.uint8, info.size, start + info.offset)
-    return GGUFTensor(info.name, info.shape, info.kind, data, cursor.path)
+    first = start + info.offset
+    here = memoryview(cursor.buffer)[first : first + info.size]
+    return GGUFTensor(info.name, info.shape, info.kind, here, cursor.path)

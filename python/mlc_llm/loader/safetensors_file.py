@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from mlc_llm.errors import ModelFileError, ModelNotFound, UnsupportedModel
@@ -105,8 +103,8 @@ def _tensor(path: Path, name: str, entry: object, buffer: mmap.mmap, start: int)
     first, behind = ends
     if behind - first != math.prod(sizes) * KINDS[kind] or start + behind > len(buffer):
         _fail(path, f"{what} of shape {list(sizes)} does not fit bytes {first} to {behind}")
-    data: npt.NDArray[np.uint8] = np.frombuffer(buffer, np.uint8, behind - first, start + first)
-    return GGUFTensor(name, sizes, kind, data, path)
+    here = memoryview(buffer)[start + first : start + behind]
+    return GGUFTensor(name, sizes, kind, here, path)
 
 
 def _numbers(value: object) -> tuple[int, ...] | None:

@@ -8,9 +8,7 @@ template. Folders of `Qwen3ForSequenceClassification` of Transformers with one l
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.tensor import Tensor
@@ -18,6 +16,12 @@ from mlc_llm.model_files.pooling import gguf_pooling
 from mlc_llm.models.registry import RANKERS
 from mlc_llm.models.weight_plan import FLOAT_KINDS
 from mlc_llm.ranking import DOCUMENT, QUERY, Ranking
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from mlc_llm.later_numpy import np
 
 RANK = "rank"
 """The pooling of these models."""

@@ -6,9 +6,6 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.adapter_format import block_rows
 from mlc_llm.library.metadata import AdaptedInfo, Metadata
@@ -17,7 +14,12 @@ from mlc_llm.runtime.decode_rows import DecodeRows
 from mlc_llm.runtime.limits import AdapterLimits
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from mlc_llm.backends.device import Device, DeviceTensor
+else:
+    from mlc_llm.later_numpy import np
 
 
 class _Tensors(NamedTuple):

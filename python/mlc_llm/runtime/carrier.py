@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlc_llm.errors import TransferRefused
 from mlc_llm.library.metadata import KVInfo
@@ -14,11 +12,12 @@ from mlc_llm.runtime.library import item
 from mlc_llm.runtime.transfer import Transfer
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import tvm_ffi
 
     from mlc_llm.backends.device import Device
 
-Array = npt.NDArray[Any]
+Array: TypeAlias = "npt.NDArray[Any]"
 
 
 class Carrier:

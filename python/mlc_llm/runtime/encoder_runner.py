@@ -7,10 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlc_llm.errors import RequestError, TransferRefused
 from mlc_llm.library.encoder_signatures import ENCODE, PROJECT, SCORE
@@ -30,9 +27,14 @@ from mlc_llm.runtime.sampler import NOT_FINITE
 from mlc_llm.runtime.transfer import Transfer
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.device import Table
+    import numpy as np
+    import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+    from mlc_llm.backends.device import Table
+else:
+    from mlc_llm.later_numpy import np
+
+Floats: TypeAlias = "npt.NDArray[np.float32]"
 
 
 class EncoderRunner:

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from mlc_llm.library.metadata import SightInfo
 from mlc_llm.runtime.batch import BatchRow, RowImage
 from mlc_llm.runtime.kv_cache import Placements
@@ -17,8 +14,13 @@ from mlc_llm.runtime.limits import Window
 from mlc_llm.runtime.steady_rows import Placement
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from mlc_llm.backends.device import Device, DeviceTensor, Table
     from mlc_llm.runtime.image_runner import ImageRunner
+else:
+    from mlc_llm.later_numpy import np
 
 
 class StepImages(NamedTuple):
@@ -62,7 +64,8 @@ class ImageRows:
     def given(self, rows: Sequence[BatchRow], placed: Placements) -> tuple[StepImages, Placements]:
         """The inputs, and the placements with what the tokens of images see. rows: in the order of
         the step."""
-        at, found, spans, start = array("i"), list[npt.NDArray[np.float32]](), [], 0
+        at, spans, start = array("i"), [], 0
+        found: list[npt.NDArray[np.float32]] = []
         for row in rows:
             for image in row.images:
                 first = start + image.at

@@ -6,10 +6,7 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from mlc_llm.errors import RequestError
 from mlc_llm.library.image_signatures import IMAGE_EMBED
@@ -22,9 +19,14 @@ from mlc_llm.runtime.packed_file import ReadWeights, read_packed
 from mlc_llm.runtime.params import ordered_params, params_in
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.device import DeviceTensor
+    import numpy as np
+    import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+    from mlc_llm.backends.device import DeviceTensor
+else:
+    from mlc_llm.later_numpy import np
+
+Floats: TypeAlias = "npt.NDArray[np.float32]"
 KEPT_BYTES = 64 * 2**20
 """Of the vectors of images that are kept: a request that begins again, and its other sequences,
 need no second run of the tower."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import tvm_ffi
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import KVInfo, Metadata, StateInfo
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.runtime.limits import Window
+from mlc_llm.support.host_array import host_array
 
 if TYPE_CHECKING:
     from mlc_llm.backends.device import Device, DeviceTensor
@@ -36,7 +36,7 @@ def allocate_states(infos: Sequence[StateInfo], slots: int, device: Device) -> t
 def window_tensors(windows: Sequence[Window | None], device: Device) -> list[DeviceTensor]:
     """`forward`'s argument `windows`; without a window a token sees all before it."""
     seen = [(one.size, one.sinks) if one else (MAX_INT32, 0) for one in windows]
-    return [device.upload(np.array(pair, np.int32)) for pair in seen]
+    return [device.upload(host_array("int32", pair)) for pair in seen]
 
 
 def check_page_format(info: KVInfo, wanted: KVCacheDtype) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import LogitBias
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from mlc_llm.backends.device import Device, DeviceTensor
+else:
+    from mlc_llm.later_numpy import np
 
 
 class PreparedBias:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from mlc_llm.runtime.batch import LogitBias, Sampling
 from mlc_llm.runtime.logit_bias import check_tokens
 
-Array = npt.NDArray[np.generic]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from mlc_llm.later_numpy import np
+
+Array: TypeAlias = "npt.NDArray[np.generic]"
 
 
 @dataclass

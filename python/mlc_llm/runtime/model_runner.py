@@ -8,10 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from mlc_llm.errors import TransferRefused
 from mlc_llm.library.metadata import BrokenLibrary
@@ -47,10 +44,15 @@ from mlc_llm.runtime.step_inputs import StepNumbers, Taken
 from mlc_llm.runtime.transfer import Transfer
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from mlc_llm.backends.device import Device, DeviceTensor, Fetched
     from mlc_llm.runtime.image_runner import ImageRunner
+else:
+    from mlc_llm.later_numpy import np
 
-Array = npt.NDArray[np.generic]
+Array: TypeAlias = "npt.NDArray[np.generic]"
 
 
 @dataclass(slots=True)
@@ -272,16 +274,16 @@ class ModelRunner:
 
     def collect(self, pending: Pending) -> BatchOutput:
         """Wait for a step that was submitted, and read what it has chosen."""
-        values, rows = pending.fetched.values(), pending.batch.rows
+        fetched, rows = pending.fetched, pending.batch.rows
         if not self._cache.keeps_all:
             self._trim(rows, 0 if pending is self._last else 1)
         if type(rows) is DecodeRows:
-            tokens = self._sampler.tokens(pending.choice, values)
+            tokens = self._sampler.tokens(pending.choice, fetched)
             if tokens is not None:
                 return BatchOutput(ChosenTokens(tokens))
-        samples, scores = self._sampler.sampled(pending.choice, values)
+        samples, scores = self._sampler.sampled(pending.choice, fetched)
         if pending.choice.hidden:
-            self._add_hidden(samples, pending.choice.hidden, values[-1])
+            self._add_hidden(samples, pending.choice.hidden, fetched.values()[-1])
         return BatchOutput(by_row(rows, samples, scores))
 
     def _trim(self, rows: Sequence[BatchRow], behind: int) -> None:

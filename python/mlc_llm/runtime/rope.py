@@ -6,39 +6,52 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import tvm_ffi
 
+from mlc_llm.library.metadata import FIRST_ROWS
+from mlc_llm.library.rope_rows import Floats, rope_rows
+from mlc_llm.support.host_array import HostArray
+
 if TYPE_CHECKING:
+    import numpy as np
+
     from mlc_llm.backends.device import Device, DeviceTensor
+else:
+    from mlc_llm.later_numpy import np
 
-
-Floats = npt.NDArray[np.float32]
 Numbers: TypeAlias = "array[int]"
-FIRST_ROWS = 512
 MAX_LENGTH = 2**31
 
 
 class Rotation(NamedTuple):
     """What a rotary embedding is at run time (see `RopeSpec`)."""
 
-    inverse_frequencies: Floats
+    inverse_frequencies: HostArray
     """float32 [dim/2]."""
-    magnitude: float = 1.0
+    magnitude: float
     """Rotated elements are multiplied by this."""
+    rows: HostArray
+    """float32 [n, 2, dim/2]: of the first positions (`library/rope_rows.py`)."""
+
+    @classmethod
+    def of(cls, inverse_frequencies: Floats, magnitude: float = 1.0) -> Rotation:
+        """Without packed weights."""
+        rows = rope_rows(inverse_frequencies, magnitude, FIRST_ROWS)
+        return cls(HostArray.of(inverse_frequencies), magnitude, HostArray.of(rows))
 
 
 class RopeTable:
-    """Rows float32 [2, dim/2]: cosines, then sines, of position * inverse frequency, times the
-    magnitude."""
+    """Rows float32 [2, dim/2], as `rope_rows` makes them. No row ever changes its bits."""
 
     def __init__(self, rotation: Rotation, device: Device, spare: int = 0) -> None:
         """spare: rows behind the others that are for whoever has asked for them."""
         self._rotation, self._device, self._spare = rotation, device, spare
-        self.length = 0
+        self.length = rotation.rows.shape[0]
         """Rows that are there, without the spare ones."""
-        self._grow(FIRST_ROWS)
+        if spare:
+            self._grow(self.length)
+        else:
+            self._tensor = device.upload(rotation.rows)
 
     def reaching(self, length: int) -> DeviceTensor:
         """A tensor float32 [at least `length`, 2, dim/2], a row a position."""
@@ -52,14 +65,9 @@ class RopeTable:
         return self.length + i
 
     def _grow(self, count: int) -> None:
-        inverse, magnitude = self._rotation
-        angle = np.arange(count, dtype=np.float32)[:, None] * inverse
-        half = len(inverse)
-        table: Floats = np.zeros((count + self._spare, 2, half), np.float32)
-        np.cos(angle, out=table[:count, 0])
-        np.sin(angle, out=table[:count, 1])
-        if magnitude != 1.0:
-            table[:count] *= np.float32(magnitude)
+        inverse, magnitude, first = self._rotation
+        table = rope_rows(inverse.numpy(), magnitude, count, self._spare)
+        table[: len(first.numpy())] = first.numpy()
         self.length, self._tensor = count, self._device.upload(table)
 
 
@@ -83,10 +91,7 @@ class RopeTables:
         """far: of the window, if there is one; step_tokens: at most, with a window."""
         self._far = far
         self._tables = [RopeTable(one, device, spare=step_tokens) for one in rotations]
-        self._rotations = [
-            (one.inverse_frequencies.astype(np.float64), np.float32(one.magnitude))
-            for one in rotations
-        ]
+        self._rotations = rotations
         self._length = 0
         self._tensors = self._reaching(1)
 
@@ -105,15 +110,15 @@ class RopeTables:
 
     def _reaching(self, length: int) -> Sequence[DeviceTensor]:
         if length > self._length:  # else nothing has changed since the last step
-            self._tensors = tvm_ffi.convert([table.reaching(length) for table in self._tables])
+            self._tensors = tvm_ffi.Array([table.reaching(length) for table in self._tables])
             self._length = min((table.length for table in self._tables), default=MAX_LENGTH)
         return self._tensors
 
     def _fill(self, i: int, position: int) -> int:
         """Writes the i-th spare row of each table; where they are."""
         place = 0
-        for table, (frequencies, magnitude) in zip(self._tables, self._rotations, strict=True):
-            angle = frequencies * position
+        for table, (frequencies, magnitude, _) in zip(self._tables, self._rotations, strict=True):
+            angle = frequencies.numpy().astype(np.float64) * position
             row = np.stack([np.cos(angle), np.sin(angle)]).astype(np.float32)
-            place = table.fill(i, row if magnitude == 1.0 else row * magnitude)
+            place = table.fill(i, row if magnitude == 1.0 else row * np.float32(magnitude))
         return place

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from operator import is_
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-import numpy.typing as npt
-
 from mlc_llm.library.signatures import (
     CHOSEN_LOGITS,
     EDIT_LOGITS,
@@ -30,7 +28,9 @@ from mlc_llm.runtime.logit_processor import Edits
 from mlc_llm.runtime.tables import table
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.device import Device, DeviceTensor, Table
+    import numpy.typing as npt
+
+    from mlc_llm.backends.device import Device, DeviceTensor, Fetched, Table
 
 Values: TypeAlias = "npt.NDArray[Any]"
 NOT_FINITE = "the model produced logits that are not finite"
@@ -174,19 +174,18 @@ class Sampler:
     ) -> tuple[list[Sampled], list[Sampled]]:
         """What was drawn, in the order of the samplings, and the scores, in the order of the
         scorings."""
-        return self.sampled(choice, self._fetch(drawn).values())
+        return self.sampled(choice, self._fetch(drawn))
 
-    def sampled(
-        self, choice: Choice, values: Sequence[Values]
-    ) -> tuple[list[Sampled], list[Sampled]]:
-        """The same of the values of what `draw` gave. Nothing that compiled code says is used as an
-        index unchecked."""
+    def sampled(self, choice: Choice, fetched: Fetched) -> tuple[list[Sampled], list[Sampled]]:
+        """The same of what `draw` gave. Nothing that compiled code says is used as an index
+        unchecked."""
         if not choice.samplings and not choice.scored:
+            fetched.values()  # there are none, but who asks waits for the step
             return [], []
-        tokens, *rest = values
         count = len(choice.samplings) + len(choice.scored)  # a step may be filled up
-        found = [self._sampled(token) for token in tokens[:count].tolist()]
+        found = [self._sampled(token) for token in fetched.numbers()[:count]]
         sampled, scores = found[: len(choice.samplings)], found[len(choice.samplings) :]
+        rest = fetched.values()[1:] if choice.asked or choice.scored else ()
         if choice.asked:
             self._add(
                 [sampled[i] for i in choice.asked],
@@ -200,11 +199,11 @@ class Sampler:
             self._add(scores, [count for _, count in choice.scored], rest)
         return sampled, scores
 
-    def tokens(self, choice: Choice, values: Sequence[Values]) -> list[int] | None:
+    def tokens(self, choice: Choice, fetched: Fetched) -> list[int] | None:
         """The tokens of the samplings, where nothing else was asked and all are sound."""
         if choice.asked or choice.scored or choice.hidden:
             return None
-        found: list[int] = values[0].tolist()
+        found = fetched.numbers()
         if len(found) > len(choice.samplings):  # a step may be filled up
             del found[len(choice.samplings) :]
         return found if min(found) >= 0 and max(found) < self._vocab_size else None

@@ -9,15 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlc_llm.errors import TransferRefused
 from mlc_llm.record import record
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from mlc_llm.later_numpy import np
+
+Array: TypeAlias = "npt.NDArray[Any]"
 
 
 @record()

@@ -11,12 +11,15 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, cast
 
 from mlc_llm.errors import TransferRefused
 from mlc_llm.runtime.transfer import Array, Transfer
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from mlc_llm.later_numpy import np
 
 FORM = "mlc-llm-pages-1"
 MAX_HEAD_BYTES = 1 << 20

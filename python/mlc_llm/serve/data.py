@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from mlc_llm.protocol import checks
 from mlc_llm.record import record
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from mlc_llm.images.decoder import ImageFile
     from mlc_llm.images.picture import Picture
+else:
+    from mlc_llm.later_numpy import np
 
 FinishReason = Literal["stop", "length", "tool_calls", "error", "abort", "preempt"]
 """Only the protocol layer sets `tool_calls`, and only disaggregated serving sets `preempt`."""

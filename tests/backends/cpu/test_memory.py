@@ -30,7 +30,7 @@ from mlc_llm.support.files import cache_errors
 
 @pytest.mark.parametrize("size", [0, 1, 4097, (1 << 21) + 3])
 def test_zeroed(size: int) -> None:
-    memory = zeroed(size)
+    memory = zeroed(size).numpy()
     assert memory.shape == (size,)
     assert not memory.any()
     assert size == 0 or memory.ctypes.data % 4096 == 0
@@ -38,7 +38,7 @@ def test_zeroed(size: int) -> None:
 
 @pytest.mark.parametrize("size", [0, SMALL_START, SMALL_START + 1, 3 * HUGE_PAGE + 5])
 def test_growing(size: int) -> None:
-    memory = growing(size)
+    memory = growing(size).numpy()
     assert memory.shape == (size,) and not memory.any()
     assert size == 0 or memory.ctypes.data % 4096 == 0
     memory[-1:] = 1
@@ -48,13 +48,13 @@ def test_growing(size: int) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux says how memory is mapped")
 def test_only_the_start_is_in_small_pages() -> None:
-    memory = growing(3 * HUGE_PAGE)
+    memory = growing(3 * HUGE_PAGE).numpy()
     start = memory.ctypes.data
     if "hg" not in advice(start + SMALL_START):
         pytest.skip("the system has no huge pages")
     assert "nh" in advice(start) and "nh" in advice(start + SMALL_START - 1)
     assert "hg" in advice(start + len(memory) - 1)
-    assert "hg" in advice(zeroed(HUGE_PAGE).ctypes.data)
+    assert "hg" in advice(zeroed(HUGE_PAGE).address)
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux says how memory is mapped")
@@ -105,7 +105,7 @@ def advice(address: int) -> list[str]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_child_writes_to_a_copy() -> None:
-    memory = zeroed(4096)
+    memory = zeroed(4096).numpy()
     child = os.fork()
     if child == 0:
         memory[:] = 1
@@ -143,9 +143,9 @@ def test_too_little_memory_is_no_fault_of_the_cache(error: OSError) -> None:
 
 def test_small_tensors_of_a_pool_lie_side_by_side() -> None:
     pool = Pool()
-    first, second = pool.take(100), pool.take(POOL // 2)
+    first, second = pool.take(100).numpy(), pool.take(POOL // 2).numpy()
     assert second.ctypes.data - first.ctypes.data == 128, "each begins with a cache line"
     first[:] = second[:] = 7
-    third = pool.take(POOL // 2)
+    third = pool.take(POOL // 2).numpy()
     assert (len(first), len(second), len(third)) == (100, POOL // 2, POOL // 2)
     assert not third.any() and (first == 7).all() and (second == 7).all()

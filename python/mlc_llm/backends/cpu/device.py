@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import tvm_ffi
 from tvm_ffi.libinfo import load_lib_ctypes
 
@@ -25,9 +24,16 @@ from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.backends.ranks.meeting import Meeting
 from mlc_llm.library.metadata import BrokenLibrary
 from mlc_llm.support.distributions import light_metadata
+from mlc_llm.support.host_array import HostArray, item_bytes, read_int32s
 
 with light_metadata():
     import tvm_ffi_orcjit
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from mlc_llm.later_numpy import np
 
 _CPU = (1, 0)
 """Device type (as in DLPack) and index."""
@@ -54,23 +60,25 @@ class CpuDevice:
 
     def zeros(self, shape: Sequence[int], dtype: str) -> tvm_ffi.Tensor:
         """A tensor of zeros. Memory is taken from the system when it is first written."""
-        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        size = prod(shape) * item_bytes(dtype)
         memory = self._pool.take(size) if size < HUGE_PAGE else growing(size)
-        return tvm_ffi.from_dlpack(memory.view(dtype).reshape(shape))
+        return tvm_ffi.from_dlpack(memory.seen_as(dtype, tuple(shape)))
 
     def scratch(self, size: int) -> HostScratch:
         return HostScratch(size)
 
-    def upload(self, array: npt.NDArray[Any]) -> tvm_ffi.Tensor:
+    def upload(self, array: npt.NDArray[Any] | HostArray) -> tvm_ffi.Tensor:
         """A tensor over the array's own memory if compiled code can read it, or over a copy."""
+        if isinstance(array, HostArray):
+            return tvm_ffi.from_dlpack(array.copy() if array.address % ALIGNMENT else array)
         if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
-            copy = zeroed(array.nbytes).view(array.dtype).reshape(array.shape)
+            copy = zeroed(array.nbytes).numpy().view(array.dtype).reshape(array.shape)
             copy[...] = array
             array = copy
         return tvm_ffi.from_dlpack(array)
 
     def write(self, tensor: tvm_ffi.Tensor, index: int, values: npt.ArrayLike) -> None:
-        np.from_dlpack(tensor)[index] = values
+        self.read(tensor)[index] = values
 
     def staging(self) -> HostStaging:
         return HostStaging()
@@ -96,7 +104,7 @@ class CpuDevice:
     def move(
         self, source: tvm_ffi.Tensor, first: int, target: tvm_ffi.Tensor, at: int, count: int
     ) -> None:
-        np.from_dlpack(target)[at : at + count] = np.from_dlpack(source)[first : first + count]
+        self.read(target)[at : at + count] = self.read(source)[first : first + count]
 
 
 class HostValues:
@@ -109,6 +117,10 @@ class HostValues:
 
     def values(self) -> Sequence[npt.NDArray[Any]]:
         return [np.from_dlpack(tensor) for tensor in self._tensors]
+
+    def numbers(self) -> list[int]:
+        first = self._tensors[0]
+        return read_int32s(first.data_ptr(), first.shape[0])
 
 
 class LinkedLibrary:

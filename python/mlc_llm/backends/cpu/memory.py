@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import tvm_ffi
 
+from mlc_llm.support.host_array import HostArray
 from mlc_llm.support.huge_memory import huge_memory, own_memory, prefer_huge
 
 HUGE_PAGE = 1 << 21
@@ -23,12 +21,12 @@ LINE = 64
 """Bytes of a cache line, where memory of a pool begins."""
 
 
-def zeroed(size: int) -> npt.NDArray[Any]:
+def zeroed(size: int) -> HostArray:
     """uint8 [size], zero, in memory as `huge_memory` gives it."""
-    return np.frombuffer(huge_memory(size), np.uint8)[:size]
+    return HostArray(huge_memory(size), "uint8", (size,))
 
 
-def growing(size: int) -> npt.NDArray[Any]:
+def growing(size: int) -> HostArray:
     """The same for memory of which little is used at first, from the start on.
 
     The system clears a huge page when it is first written. Each layer has a tensor of KV pages, so
@@ -37,17 +35,15 @@ def growing(size: int) -> npt.NDArray[Any]:
     """
     if size <= SMALL_START:
         return zeroed(size)
-    memory, whole, start = _with_small_start(size)
-    prefer_huge(memory, start + SMALL_START)
-    return whole[start : start + size]
+    found = _with_small_start(size)
+    prefer_huge(found.memory, found.offset + SMALL_START)
+    return found
 
 
-def _with_small_start(size: int) -> tuple[mmap.mmap, npt.NDArray[np.uint8], int]:
-    """Memory, and a place in it with room for `size` bytes. SMALL_START bytes behind the place, a
-    huge page begins."""
-    memory = own_memory(size + HUGE_PAGE)
-    whole = np.frombuffer(memory, np.uint8)
-    return memory, whole, -(whole.ctypes.data + SMALL_START) % HUGE_PAGE
+def _with_small_start(size: int) -> HostArray:
+    """uint8 [size]. SMALL_START bytes behind its start, a huge page begins."""
+    whole = HostArray(own_memory(size + HUGE_PAGE), "uint8", (size + HUGE_PAGE,))
+    return whole.seen_as("uint8", (size,), -(whole.address + SMALL_START) % HUGE_PAGE)
 
 
 class HostScratch:
@@ -55,9 +51,10 @@ class HostScratch:
     a long prompt writes to the very end of it."""
 
     def __init__(self, size: int) -> None:
-        self._memory, whole, start = _with_small_start(size)
-        self.tensor = tvm_ffi.from_dlpack(whole[start : start + size])
-        self._large = start + SMALL_START, max(size - SMALL_START, 0) // HUGE_PAGE * HUGE_PAGE
+        found = _with_small_start(size)
+        self._memory, self.tensor = found.memory, tvm_ffi.from_dlpack(found)
+        large = max(size - SMALL_START, 0) // HUGE_PAGE * HUGE_PAGE
+        self._large = found.offset + SMALL_START, large
         """Where huge pages begin, and their bytes."""
         first, length = self._large
         if length:
@@ -74,12 +71,13 @@ class Pool:
     page. Nothing is used again; the system gets memory back when all that shares it is gone."""
 
     def __init__(self) -> None:
-        self._rest = np.empty(0, np.uint8)
+        self._all, self._used = zeroed(0), 0
+        """Memory, and how much of it is taken."""
 
-    def take(self, size: int) -> npt.NDArray[Any]:
+    def take(self, size: int) -> HostArray:
         """uint8 [size], at most POOL, zero."""
-        whole = -(-size // LINE) * LINE
-        if len(self._rest) < whole:
-            self._rest = zeroed(POOL)
-        taken, self._rest = self._rest[:size], self._rest[whole:]
+        if self._used + size > self._all.nbytes:
+            self._all, self._used = zeroed(POOL), 0
+        taken = self._all.seen_as("uint8", (size,), self._used)
+        self._used += -(-size // LINE) * LINE
         return taken

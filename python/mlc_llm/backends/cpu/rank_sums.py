@@ -8,20 +8,23 @@ others raise, too.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import tvm_ffi
 
 from mlc_llm.backends.ranks.meeting import ROOM_BYTES, Meeting
 
-Floats = npt.NDArray[np.float32]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from mlc_llm.later_numpy import np
+
+Floats: TypeAlias = "npt.NDArray[np.float32]"
 PIECE = ROOM_BYTES // 2 // 4
 """Numbers that are added at once: with two ranks 2 MB of shared memory, which caches hold."""
 END = 0
 """The size of the sum that ends a step."""
-_NOTHING: Floats = np.empty(0, np.float32)
 
 
 class SharedSums:
@@ -31,6 +34,7 @@ class SharedSums:
         self._meeting = meeting
         places: Floats = np.frombuffer(meeting.room, np.float32)
         self._places = places.reshape(2, meeting.shards, PIECE)
+        self._nothing: Floats = np.empty(0, np.float32)
 
     def add(self, x: tvm_ffi.Tensor, total: tvm_ffi.Tensor) -> None:
         self.add_arrays(*_arrays(x, total))
@@ -42,7 +46,7 @@ class SharedSums:
             self._add_piece(x[start : start + PIECE], total[start : start + PIECE], len(x))
 
     def end_step(self) -> None:
-        self._add_piece(_NOTHING, _NOTHING, END)
+        self._add_piece(self._nothing, self._nothing, END)
 
     def close(self) -> None:
         """The memory goes with the last one who has it."""

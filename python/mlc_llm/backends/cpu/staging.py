@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
 import tvm_ffi
 
 from mlc_llm.backends.cpu.memory import zeroed
@@ -16,6 +15,7 @@ _Shapes: TypeAlias = "list[tuple[str, int, int]]"
 """Type, count and row of each table."""
 ALIGNMENT = 64
 """Bytes: compiled code loads whole vectors."""
+_TYPES = {"i": "int32", "f": "float32"}
 FIRST_SIZE = 1 << 16
 """Bytes that there is room for at first."""
 
@@ -47,15 +47,12 @@ class HostStaging:
         starts = [0]
         for _, count, _ in shapes:
             starts.append(starts[-1] + 4 * count + -4 * count % ALIGNMENT)
-        if starts[-1] > len(self._block):
+        if starts[-1] > self._block.nbytes:
             self._block = zeroed(2 * starts[-1])
         rooms = [
-            self._block[start : start + 4 * count].view(np.dtype(code))
-            for start, (code, count, _) in zip(starts, shapes, strict=False)
+            self._block.seen_as(_TYPES[code], (count // width, width) if width else (count,), start)
+            for start, (code, count, width) in zip(starts, shapes, strict=False)
         ]
-        self._views = [memoryview(room.data) for room in rooms]
-        self._tensors = [
-            tvm_ffi.from_dlpack(room.reshape(-1, width) if width else room)
-            for room, (_, _, width) in zip(rooms, shapes, strict=True)
-        ]
+        self._views = [room.numbers() for room in rooms]
+        self._tensors = [tvm_ffi.from_dlpack(room) for room in rooms]
         self._shapes = shapes

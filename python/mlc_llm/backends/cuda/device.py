@@ -20,6 +20,7 @@ from mlc_llm.backends.cuda.runtime import ON_DEVICE, TO_HOST, load_cuda
 from mlc_llm.backends.cuda.staging import PinnedStaging, Ring, current_stream
 from mlc_llm.backends.cuda.tensors import gpu_tensor, size_of
 from mlc_llm.backends.ranks.meeting import Meeting
+from mlc_llm.support.host_array import HostArray
 
 if TYPE_CHECKING:
     from mlc_llm.backends.device import Scratch
@@ -56,8 +57,10 @@ class CudaDevice:
     def scratch(self, size: int) -> Scratch:
         raise AssertionError("libraries for GPUs take no workspaces")
 
-    def upload(self, array: npt.NDArray[Any]) -> tvm_ffi.Tensor:
+    def upload(self, array: npt.NDArray[Any] | HostArray) -> tvm_ffi.Tensor:
         """A tensor of an array's values, copied in chunks: the array may be a mapped file."""
+        if isinstance(array, HostArray):
+            array = array.numpy()
         tensor = gpu_tensor(self._runtime, array.shape, str(array.dtype))
         self._send(np.ascontiguousarray(array), tensor.data_ptr())
         return tensor

@@ -78,6 +78,10 @@ class GpuValues:
             found.append(np.frombuffer(view, dtype, prod(shape), place).reshape(shape).copy())
         return found
 
+    def numbers(self) -> list[int]:
+        found: list[int] = self.values()[0].tolist()
+        return found
+
     def __del__(self) -> None:
         """Also of a step that nobody collects: a later copy into the block comes behind its own."""
         if len(self._free) < MOST_KEPT:

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mlc_llm.backends.registry import choose_backend
-from mlc_llm.library.metadata import PARAMS_ALIGNMENT
+from mlc_llm.library.metadata import FIRST_ROWS, PARAMS_ALIGNMENT
 from mlc_llm.library.page_format import KVCacheDtype, block_elements, element_bytes
 from mlc_llm.models.spec import KVGroup, ModelSpec
 from mlc_llm.models.weight_plan import WeightPlan
@@ -24,6 +22,7 @@ from mlc_llm.serve.memory_plan import KVSize, MemoryPlan, ModelSize
 from mlc_llm.serve.opening.bundle import ModelBundle, Vision
 from mlc_llm.serve.opening.shares import check_ranks, parts_of
 from mlc_llm.support import promises
+from mlc_llm.support.host_array import item_bytes
 from mlc_llm.support.machine import describe
 from mlc_llm.support.promises import PromiseHandle, Promises
 
@@ -214,11 +213,12 @@ def packed_bytes(plan: WeightPlan, backend: Backend) -> int:
         stack, columns = sources[0].shape[:-2], sources[0].width  # a matrix for each expert
         rows = sum(source.count for source in sources)
         shape, dtype = backend.layout(plan.spec.kinds[prefix]).shape(rows, columns)
-        total = _aligned(total) + math.prod((*stack, *shape)) * np.dtype(dtype).itemsize
+        total = _aligned(total) + math.prod((*stack, *shape)) * item_bytes(dtype)
     for rope in plan.spec.ropes:
         total = _aligned(total) + 4 * 2  # what `rope_scaling_param` names
         for _ in range(2 if rope.long_after else 1):
             total = _aligned(total) + 4 * (rope.dim // 2)
+            total = _aligned(total) + 4 * FIRST_ROWS * 2 * (rope.dim // 2)
     return total
 
 

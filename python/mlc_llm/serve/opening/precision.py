@@ -12,10 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlc_llm.backends.registry import choose_backend
 from mlc_llm.compiler.jit import Prepared, packed_weights, prepare
@@ -38,6 +35,12 @@ from mlc_llm.serve.precision_costs import (
 )
 from mlc_llm.support.files import write_file
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    from mlc_llm.later_numpy import np
+
 TEXT = Path(__file__).parent / "sample.txt"
 PIECE = PROMPT + ANSWER
 MOST_PIECES = 6
@@ -46,7 +49,7 @@ STEPS, PROMPTS = 16, 3
 """Steps of answers, and prompts, of which the quickest counts."""
 GREEDY = Sampling(temperature=0.0)
 
-Logits = list[npt.NDArray[np.floating[Any]]]
+Logits: TypeAlias = "list[npt.NDArray[np.floating[Any]]]"
 _log = logging.getLogger(__name__)
 
 
