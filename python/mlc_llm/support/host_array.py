@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import mmap
+import struct
 from array import array
 from collections.abc import Iterable
 from math import prod
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
 else:
     from mlc_llm.later_numpy import np
 
-_CODES = {"int": 0, "uint": 1, "float": 2}
-"""DLPack's numbers of types."""
+_TYPES = {
+    f"{name}{bits}": (code, bits)
+    for code, name in enumerate(("int", "uint", "float"))
+    for bits in (8, 16, 32, 64)
+}
+"""DLPack's number of each type, and the bits of one."""
 _FORMATS: dict[str, Literal["i", "f"]] = {"int32": "i", "float32": "f"}
 """Types that Python reads by itself, and its names for them."""
 _HOST = (1, 0)
@@ -87,9 +92,18 @@ class HostArray:
 
     def __dlpack__(self, **_: object) -> object:
         """What a tensor is made of. While there is one, the memory is kept."""
-        lent = _Lent(self)
-        _lent[lent.address] = lent
-        return _capsule(lent.address, b"dltensor", None)
+        ndim, (code, bits) = len(self.shape), _TYPES[self.dtype]
+        strides = [prod(self.shape[i + 1 :]) for i in range(ndim)]
+        head = bytearray(_HEAD.size + 16 * ndim)
+        start = _Bytes.from_buffer(head)
+        sizes = (address := ctypes.addressof(start)) + _HEAD.size
+        _HEAD.pack_into(
+            *(head, 0, self.address, *_HOST, ndim, code, bits, 1),
+            *(sizes, sizes + 8 * ndim, 0, 0, _RETURN),
+        )
+        struct.pack_into(f"={2 * ndim}q", head, _HEAD.size, *self.shape, *strides)
+        _lent[address] = head, start, self
+        return _capsule(address, b"dltensor", None)
 
 
 def host_array(dtype: str, numbers: Iterable[float]) -> HostArray:
@@ -102,7 +116,9 @@ def host_array(dtype: str, numbers: Iterable[float]) -> HostArray:
 
 def item_bytes(dtype: str) -> int:
     """Bytes of a number. Raises ValueError for a name that is none of a type."""
-    return _kind_of(dtype)[1] // 8
+    if dtype not in _TYPES:
+        raise ValueError(f"{dtype!r} is no type of numbers")
+    return _TYPES[dtype][1] // 8
 
 
 def read_int32s(address: int, count: int) -> list[int]:
@@ -110,71 +126,12 @@ def read_int32s(address: int, count: int) -> list[int]:
     return (ctypes.c_int32 * count).from_address(address)[:]
 
 
-def _kind_of(dtype: str) -> tuple[int, int]:
-    """DLPack's number, and bits."""
-    name = dtype.rstrip("0123456789")
-    bits = dtype.removeprefix(name)
-    if name not in _CODES or bits not in ("8", "16", "32", "64"):
-        raise ValueError(f"{dtype!r} is no type of numbers")
-    return _CODES[name], int(bits)
-
-
 _Bytes = ctypes.c_char * 0
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-class _DLTensor(ctypes.Structure):
-    """DLPack's DLTensor."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _DLManagedTensor(ctypes.Structure):
-    """DLPack's DLManagedTensor."""
-
-    _fields_ = (
-        ("tensor", _DLTensor),
-        ("manager", ctypes.c_void_p),
-        ("deleter", _Deleter),
-    )
-
-
-class _Lent:
-    """An array that somebody has as a tensor, and what he reads of it."""
-
-    def __init__(self, array: HostArray) -> None:
-        self._array, ndim = array, len(array.shape)
-        strides = [prod(array.shape[i + 1 :]) for i in range(ndim)]
-        sizes = ctypes.c_int64 * max(ndim, 1)
-        self._sizes = sizes(*array.shape), sizes(*strides)
-        self._managed = _DLManagedTensor(
-            _DLTensor(
-                array.address, *_HOST, ndim, *_kind_of(array.dtype), 1,
-                *(ctypes.cast(one, ctypes.POINTER(ctypes.c_int64)) for one in self._sizes), 0,
-            ),
-            None,
-            _give_back,
-        )  # fmt: skip
-        self.address = ctypes.addressof(self._managed)
-
-    def keep(self) -> None:
-        """Nobody is told when the tensor is gone."""
-        self._managed.deleter = _Deleter()
-
-
-_lent: dict[int, _Lent] = {}
-"""By the addresses of what is read."""
+_HEAD = struct.Struct("=QiiiBBHQQQQQ")
+"""DLPack's DLManagedTensor: address, device, dimensions, type, addresses of shape and strides, two
+zeros, and what is called with its own address when the tensor is gone. Shape and strides follow."""
+_lent: dict[int, tuple[bytearray, object, HostArray]] = {}
+"""By address: what is read of arrays that somebody has as tensors."""
 _capsule = ctypes.pythonapi.PyCapsule_New
 _capsule.restype = ctypes.py_object
 _capsule.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
@@ -184,11 +141,12 @@ def _returned(address: int) -> None:
     _lent.pop(address, None)
 
 
-_give_back = _Deleter(_returned)
+_give_back = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_returned)
+_RETURN = ctypes.cast(_give_back, ctypes.c_void_p).value
 
 
 @atexit.register
 def _keep_all() -> None:
     """What is lent until the program ends is never given back: Python may be gone by then."""
-    for one in list(_lent.values()):
-        one.keep()
+    for head, _, _ in list(_lent.values()):
+        struct.pack_into("=Q", head, _HEAD.size - 8, 0)

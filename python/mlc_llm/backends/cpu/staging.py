@@ -47,12 +47,21 @@ class HostStaging:
         starts = [0]
         for _, count, _ in shapes:
             starts.append(starts[-1] + 4 * count + -4 * count % ALIGNMENT)
+        same = _alike(shapes, self._shapes)
         if starts[-1] > self._block.nbytes:
-            self._block = zeroed(2 * starts[-1])
+            self._block, same = zeroed(2 * starts[-1]), 0
         rooms = [
             self._block.seen_as(_TYPES[code], (count // width, width) if width else (count,), start)
-            for start, (code, count, width) in zip(starts, shapes, strict=False)
+            for start, (code, count, width) in zip(starts[same:], shapes[same:], strict=False)
         ]
-        self._views = [room.numbers() for room in rooms]
-        self._tensors = [tvm_ffi.from_dlpack(room) for room in rooms]
+        self._views = [*self._views[:same], *(room.numbers() for room in rooms)]
+        self._tensors = [*self._tensors[:same], *map(tvm_ffi.from_dlpack, rooms)]
         self._shapes = shapes
+
+
+def _alike(shapes: _Shapes, others: _Shapes) -> int:
+    """How many of the first are the same."""
+    differing = (
+        i for i, pair in enumerate(zip(shapes, others, strict=False)) if pair[0] != pair[1]
+    )
+    return next(differing, min(len(shapes), len(others)))
