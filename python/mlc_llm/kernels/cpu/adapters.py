@@ -97,44 +97,79 @@ def add_adapters(
             F[token, lanes_at(at, down_lanes)] = load(kind, given, token, at, k, inv, down_lanes)
 
     @T.inline
-    def multiply_down(size, F, D, H, G, at, slot, part, first):
-        """STEP numbers of h for the tokens from number `at` of the list on."""
-        sums = T.alloc_buffer((size, STEP, down_lanes), "float32")
+    def add_products(sums, count, s, F, D, G, at, slot, part, first, i):
+        """Adds vector i of row s behind the first of `down`, times those of the tokens from number
+        `at` on."""
         lane = T.meta_var(lanes_at(0, down_lanes))
-        for t in T.unroll(size):
+        for t in T.unroll(count):
+            sums[t, s, lane] = sums[t, s, lane] + F[
+                G.token(at + t), lanes_at(i * down_lanes, down_lanes)
+            ] * numbers(D, (slot, part, first + s), i * down_lanes, down_lanes)
+
+    @T.inline
+    def multiply_down(size, F, D, H, G, at, slot, part, first):
+        """STEP numbers of h for the tokens from number `at` of the list on. Their sums are in two
+        buffers: TVM takes one of 1 KiB from the heap, for each task anew."""
+        half, lane = T.meta_var((-(-size // 2), lanes_at(0, down_lanes)))
+        sums = T.alloc_buffer((half, STEP, down_lanes), "float32")
+        more = T.alloc_buffer((half, STEP, down_lanes), "float32")
+        for t in T.unroll(half):
             for s in T.unroll(STEP):
                 sums[t, s, lane] = fsplat(0.0, down_lanes)
+                more[t, s, lane] = fsplat(0.0, down_lanes)
         for i in T.serial(k // down_lanes):
             for s in T.unroll(STEP):
-                for t in T.unroll(size):
-                    sums[t, s, lane] = sums[t, s, lane] + F[
-                        G.token(at + t), lanes_at(i * down_lanes, down_lanes)
-                    ] * numbers(D, (slot, part, first + s), i * down_lanes, down_lanes)
-        for t in T.unroll(size):
-            for s in T.unroll(STEP):
+                add_products(sums, half, s, F, D, G, at, slot, part, first, i)
+                add_products(more, size // 2, s, F, D, G, at + half, slot, part, first, i)
+        for s in T.unroll(STEP):
+            for t in T.unroll(half):
                 H[G.token(at + t), part, first + s] = halved_sum(sums[t, s, lane], down_lanes)
+            for t in T.unroll(size // 2):
+                H[G.token(at + half + t), part, first + s] = halved_sum(
+                    more[t, s, lane], down_lanes
+                )
+
+    @T.inline
+    def add_row(sums, count, H, U, G, at, slot, first, j):
+        """Adds row j of `up`, times h of the tokens from number `at` on."""
+        for v in T.unroll(vectors):
+            for t in T.unroll(count):
+                sums[t, v, lanes_at(0, up_lanes)] = sums[t, v, lanes_at(0, up_lanes)] + splat(
+                    H[G.token(at + t), part_of(first), j], up_lanes
+                ) * numbers(
+                    U,
+                    (slot, first // together + v * up_lanes // together, j),
+                    *(v * up_lanes % together, up_lanes),
+                )
+
+    @T.inline
+    def load_sums(sums, count, Y, G, at, first):
+        for t in T.unroll(count):
+            for v in T.unroll(vectors):
+                here = T.meta_var(lanes_at(first + v * up_lanes, up_lanes))
+                sums[t, v, lanes_at(0, up_lanes)] = Y[G.token(at + t), here]
+
+    @T.inline
+    def store_sums(sums, count, Y, G, at, first):
+        for t in T.unroll(count):
+            for v in T.unroll(vectors):
+                here = T.meta_var(lanes_at(first + v * up_lanes, up_lanes))
+                Y[G.token(at + t), here] = sums[t, v, lanes_at(0, up_lanes)]
 
     @T.inline
     def add_up(size, H, U, Y, G, at, slot, rank, first):
-        """Some columns of a block for the tokens from number `at` of the list on."""
-        sums = T.alloc_buffer((size, vectors, up_lanes), "float32")
-        lane = T.meta_var(lanes_at(0, up_lanes))
-        for t in T.unroll(size):
-            for v in T.unroll(vectors):
-                sums[t, v, lane] = Y[G.token(at + t), lanes_at(first + v * up_lanes, up_lanes)]
+        """Some columns of a block for the tokens from number `at` of the list on, with two buffers
+        as above."""
+        half = T.meta_var(-(-size // 2))
+        sums = T.alloc_buffer((half, vectors, up_lanes), "float32")
+        more = T.alloc_buffer((half, vectors, up_lanes), "float32")
+        load_sums(sums, half, Y, G, at, first)
+        load_sums(more, size // 2, Y, G, at + half, first)
         for j in T.serial(rank):
-            for v in T.unroll(vectors):
-                for t in T.unroll(size):
-                    sums[t, v, lane] = sums[t, v, lane] + splat(
-                        H[G.token(at + t), part_of(first), j], up_lanes
-                    ) * numbers(
-                        U,
-                        (slot, first // together + v * up_lanes // together, j),
-                        *(v * up_lanes % together, up_lanes),
-                    )
-        for t in T.unroll(size):
-            for v in T.unroll(vectors):
-                Y[G.token(at + t), lanes_at(first + v * up_lanes, up_lanes)] = sums[t, v, lane]
+            add_row(sums, half, H, U, G, at, slot, first, j)
+            add_row(more, size // 2, H, U, G, at + half, slot, first, j)
+        store_sums(sums, half, Y, G, at, first)
+        store_sums(more, size // 2, Y, G, at + half, first)
 
     @T.inline
     def in_fours(compute, group, buffers, G, *rest):
