@@ -53,6 +53,46 @@ BLOCK, SUMS = 256, 64
 """Columns of y that a task changes, and whose sums are in registers, at most."""
 
 
+def numbers(factor: Buffer, at: tuple[Index, ...], first: Index, size: int) -> Expr:
+    """Neighbours in a row of `down` or `up`."""
+    place = (*at, lanes_at(first, size))
+    return T.cast(factor[place], f"float32x{size}")
+
+
+def task(u: Expr, pieces: Expr) -> tuple[Expr, Expr]:
+    """The group of a task that multiplies `down`, and its piece."""
+    return u // pieces, u % pieces
+
+
+@T.inline
+def in_fours(compute, group, buffers, G, *rest):
+    """compute(size, *buffers, G, at, *rest) for the tokens of a group."""
+    first: T.let[T.int32] = G.first(group)
+    size: T.let[T.int32] = G.first(group + 1) - first
+    for i in T.serial(size // 4):
+        compute(4, *buffers, G, first + i * 4, *rest)
+    if size % 4 >= 2:
+        compute(2, *buffers, G, first + size // 4 * 4, *rest)
+    if size % 2 == 1:
+        compute(1, *buffers, G, first + size - 1, *rest)
+
+
+@T.inline
+def load_sums(sums, count, vectors, lanes, Y, G, at, first):
+    """Columns of y from the first on, of the tokens from number `at` of the list on."""
+    for t in T.unroll(count):
+        for v in T.unroll(vectors):
+            sums[t, v, lanes_at(0, lanes)] = Y[G.token(at + t), lanes_at(first + v * lanes, lanes)]
+
+
+@T.inline
+def store_sums(sums, count, vectors, lanes, Y, G, at, first):
+    """The same columns are the sums."""
+    for t in T.unroll(count):
+        for v in T.unroll(vectors):
+            Y[G.token(at + t), lanes_at(first + v * lanes, lanes)] = sums[t, v, lanes_at(0, lanes)]
+
+
 @cache
 def add_adapters(
     kind: str,
@@ -82,11 +122,6 @@ def add_adapters(
             found = T.if_then_else(column >= sum(widths[:p]), p, found)
         return found
 
-    def numbers(factor: Buffer, at: tuple[Index, ...], first: Index, size: int) -> Expr:
-        """Neighbours in a row of `down` or `up`."""
-        place = (*at, lanes_at(first, size))
-        return T.cast(factor[place], f"float32x{size}")
-
     @T.inline
     def make_floats(given, F, token):
         """A row of f."""
@@ -98,8 +133,7 @@ def add_adapters(
 
     @T.inline
     def add_products(sums, count, s, F, D, G, at, slot, part, first, i):
-        """Adds vector i of row s behind the first of `down`, times those of the tokens from number
-        `at` on."""
+        """Adds vector i of row `first + s` of `down`, times those of the tokens from `at` on."""
         lane = T.meta_var(lanes_at(0, down_lanes))
         for t in T.unroll(count):
             sums[t, s, lane] = sums[t, s, lane] + F[
@@ -143,45 +177,18 @@ def add_adapters(
                 )
 
     @T.inline
-    def load_sums(sums, count, Y, G, at, first):
-        for t in T.unroll(count):
-            for v in T.unroll(vectors):
-                here = T.meta_var(lanes_at(first + v * up_lanes, up_lanes))
-                sums[t, v, lanes_at(0, up_lanes)] = Y[G.token(at + t), here]
-
-    @T.inline
-    def store_sums(sums, count, Y, G, at, first):
-        for t in T.unroll(count):
-            for v in T.unroll(vectors):
-                here = T.meta_var(lanes_at(first + v * up_lanes, up_lanes))
-                Y[G.token(at + t), here] = sums[t, v, lanes_at(0, up_lanes)]
-
-    @T.inline
     def add_up(size, H, U, Y, G, at, slot, rank, first):
-        """Some columns of a block for the tokens from number `at` of the list on, with two buffers
-        as above."""
+        """Some columns of a block for the tokens from number `at` of the list on."""
         half = T.meta_var(-(-size // 2))
         sums = T.alloc_buffer((half, vectors, up_lanes), "float32")
         more = T.alloc_buffer((half, vectors, up_lanes), "float32")
-        load_sums(sums, half, Y, G, at, first)
-        load_sums(more, size // 2, Y, G, at + half, first)
+        load_sums(sums, half, vectors, up_lanes, Y, G, at, first)
+        load_sums(more, size // 2, vectors, up_lanes, Y, G, at + half, first)
         for j in T.serial(rank):
             add_row(sums, half, H, U, G, at, slot, first, j)
             add_row(more, size // 2, H, U, G, at + half, slot, first, j)
-        store_sums(sums, half, Y, G, at, first)
-        store_sums(more, size // 2, Y, G, at + half, first)
-
-    @T.inline
-    def in_fours(compute, group, buffers, G, *rest):
-        """compute(size, *buffers, G, at, *rest) for the tokens of a group."""
-        first: T.let[T.int32] = G.first(group)
-        size: T.let[T.int32] = G.first(group + 1) - first
-        for i in T.serial(size // 4):
-            compute(4, *buffers, G, first + i * 4, *rest)
-        if size % 4 >= 2:
-            compute(2, *buffers, G, first + size // 4 * 4, *rest)
-        if size % 2 == 1:
-            compute(1, *buffers, G, first + size - 1, *rest)
+        store_sums(sums, half, vectors, up_lanes, Y, G, at, first)
+        store_sums(more, size // 2, vectors, up_lanes, Y, G, at + half, first)
 
     def place(piece: Index) -> tuple[Index, Index]:
         """The part that a piece of `down` belongs to, and its first row."""
@@ -201,10 +208,6 @@ def add_adapters(
         for b in T.serial(block // together):
             for i in T.serial(T.ceildiv(rank * together, line)):
                 T.evaluate(prefetch(U, slot, first + b, 0, i * line, cache=2))
-
-    def task(u: Expr, pieces: Expr) -> tuple[Expr, Expr]:
-        """The group of a task that multiplies `down`, and its piece."""
-        return u // pieces, u % pieces
 
     @T.inline
     def multiply_all_down(F, D, R, H, G, pieces, asks):
