@@ -267,3 +267,26 @@ def test_a_hidden_vector_comes_only_where_it_is_wanted(runner: ModelRunner) -> N
     plain, one, other = sampled(runner, GREEDY, wanted, Sampling(wants_hidden=True, uniform=0.5))
     assert plain.hidden is None and one == alone
     assert one.hidden is not None and one.hidden == other.hidden
+
+
+def test_nothing_is_trimmed_of_a_step_that_failed(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is rolled back, for which a window needs its pages."""
+
+    class Failed:
+        def numbers(self) -> list[int]:
+            raise RuntimeError("the device has failed")
+
+    trimmed: list[int] = []
+    monkeypatch.setattr(runner._cache, "keeps_all", False)
+    monkeypatch.setattr(runner._cache, "trim", lambda seq_id, undone: trimmed.append(seq_id))
+    runner.add_sequence(7)
+    try:
+        pending = runner.submit(Batch([BatchRow(7, [1, 2], [GREEDY])]))
+        monkeypatch.setattr(pending, "fetched", Failed())
+        with pytest.raises(RuntimeError, match="the device has failed"):
+            runner.collect(pending)
+        assert trimmed == []
+    finally:
+        runner.remove_sequence(7)

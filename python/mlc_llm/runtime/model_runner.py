@@ -274,9 +274,13 @@ class ModelRunner:
 
     def collect(self, pending: Pending) -> BatchOutput:
         """Wait for a step that was submitted, and read what it has chosen."""
+        output = self._read_samples(pending)
+        if not self._cache.keeps_all:  # a step that failed is rolled back, so it comes first
+            self._trim(pending.batch.rows, 0 if pending is self._last else 1)
+        return output
+
+    def _read_samples(self, pending: Pending) -> BatchOutput:
         fetched, rows = pending.fetched, pending.batch.rows
-        if not self._cache.keeps_all:
-            self._trim(rows, 0 if pending is self._last else 1)
         if type(rows) is DecodeRows:
             tokens = self._sampler.tokens(pending.choice, fetched)
             if tokens is not None:
