@@ -72,15 +72,21 @@ class GpuValues:
 
     def values(self) -> Sequence[npt.NDArray[Any]]:
         """Raises DeviceFailed for what failed before the copies, an illegal access say."""
-        self._block.is_written.wait()
-        view, found = self._block.memory.view(), []
-        for place, (shape, dtype) in self._places:
-            found.append(np.frombuffer(view, dtype, prod(shape), place).reshape(shape).copy())
-        return found
+        return self._read(self._places)
 
     def numbers(self) -> list[int]:
-        found: list[int] = self.values()[0].tolist()
+        found: list[int] = self._read(self._places[:1])[0].tolist()
         return found
+
+    def _read(
+        self, places: Sequence[tuple[int, tuple[tuple[int, ...], str]]]
+    ) -> list[npt.NDArray[Any]]:
+        self._block.is_written.wait()
+        view = self._block.memory.view()
+        return [
+            np.frombuffer(view, dtype, prod(shape), place).reshape(shape).copy()
+            for place, (shape, dtype) in places
+        ]
 
     def __del__(self) -> None:
         """Also of a step that nobody collects: a later copy into the block comes behind its own."""
