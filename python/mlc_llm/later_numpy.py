@@ -1,5 +1,5 @@
 """NumPy for modules that a short answer needs nothing of NumPy from: it is imported when it is
-first used. To import it takes a fourth of the time in which a command gives its first token.
+first used. To import it takes a sixth of the time in which a command gives its first token.
 
     if TYPE_CHECKING:
         import numpy as np

@@ -1,5 +1,5 @@
 """Numbers in memory of this process, for compiled code and for Python, without NumPy: to import
-that takes a fourth of the time in which a command gives its first token.
+that takes a sixth of the time in which a command gives its first token.
 
 Compiled code takes them as DLPack says (https://dmlc.github.io/dlpack/latest/c_api.html).
 """
