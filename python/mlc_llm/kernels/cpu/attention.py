@@ -18,9 +18,7 @@ Buffers (k parts; `attention` describes the arguments, `attention_shape.py` the 
 
 parts     `Softmax` of k * heads rows: what a KV split gave to a query block of one token. The parts
           of query block t begin at `Task.first_part`.
-state     `Softmax` of the rows of a task: what all splits so far gave
-scores    `attention_operands.new_scores` of the rows of a task: what they have of a split, then the
-          weights
+scratch   `Scratch` of the tasks that a worker does, one after the other
 
 With `vnni-bf16` kernels, tokens that need not be exact have products of pairs (`Shape.pairs`). A
 task has either such tokens or others.
@@ -47,7 +45,7 @@ from mlc_llm.kernels.cpu.attention_shape import (
     split_count,
     unread,
 )
-from mlc_llm.kernels.cpu.attention_softmax import clear, fold, new_softmax, write
+from mlc_llm.kernels.cpu.attention_softmax import Softmax, clear, fold, new_softmax, write
 from mlc_llm.kernels.cpu.attention_tasks import (
     count_parts,
     find_block,
@@ -56,10 +54,13 @@ from mlc_llm.kernels.cpu.attention_tasks import (
     spread,
     spread_count,
     spread_stride,
+    worker_count,
 )
 from mlc_llm.kernels.cpu.bf16_pairs import imported
 from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
+from mlc_llm.kernels.types import Buffer
+from mlc_llm.record import record
 
 MANY = 64
 """Tasks from which on a second thread is worth its wake-up to fold splits together."""
@@ -88,18 +89,33 @@ def apart_tokens(block: int) -> int:
     return max(1, min(3, 3 * block // 4))
 
 
+@record(eq=False)
+class Scratch:
+    """What the tasks of a worker need, with nothing in it. TVM takes such buffers from its heap,
+    which for each task would cost a tenth of the time of a small one."""
+
+    scores: Buffer
+    """`attention_operands.new_scores` of R rows: what they have of a split, then the weights."""
+    softmax: Softmax
+    """Of 2 * R rows: what all splits so far gave to the rows of a task, then what one gives."""
+
+
+def _new_scratch(shape: Shape) -> Scratch:
+    """Scratch for any task. shape: the one with the longer rows of scores."""
+    rows = query_block_tokens(shape.heads, shape.kv_heads, shape.isa) * shape.heads_per_kv
+    return Scratch(new_scores(shape, rows), new_softmax(2 * rows, shape.head_dim))
+
+
 @T.inline
-def _attend_block(shape, given, block, kv_head):
+def _attend_block(shape, given, block, kv_head, scratch):
     """All KV splits of a query block, one after the other."""
     tokens = T.meta_var(query_block_tokens(shape.heads, shape.kv_heads, shape.isa))
     token = T.alloc_buffer((tokens,), "int32")
     count = T.meta_var(tokens * shape.heads_per_kv)
     rows = T.meta_var(QueryRows(count, token, kv_head, given.blocks[block, 2]))
-    scores = T.meta_var(new_scores(shape, count))
-    part = T.meta_var(new_softmax(count, shape.head_dim))
-    state = T.meta_var(new_softmax(count, shape.head_dim))
-    zero = T.alloc_buffer((1,), "int32")
-    zero[0] = 0
+    state = T.meta_var(scratch.softmax)
+    behind = T.alloc_buffer((1,), "int32")
+    behind[0] = count
     for i in T.unroll(tokens):  # rows behind the last token repeat it and are not written
         token[i] = given.blocks[block, 0] + T.min(i, given.blocks[block, 1] - 1)
     per_kv = T.meta_var(shape.heads_per_kv)
@@ -108,52 +124,51 @@ def _attend_block(shape, given, block, kv_head):
     newest: T.let[T.int32] = given.place[token[tokens - 1]]
     for which in T.serial(split_count(newest)):
         if sees_split(which, before_window(shape, given, token[0]), given.window):
-            attend_split(shape, given, rows, which, scores, part, zero)
+            attend_split(shape, given, rows, which, scratch.scores, state, behind)
             for r in T.serial(count):
-                fold(shape, state, r, part, r)
+                fold(shape, state, r, state, count + r)
     for r in T.serial(count):
         if r // per_kv < given.blocks[block, 1]:
             write(shape, state, r, given.out, token[r // per_kv], kv_head * per_kv + r % per_kv)
 
 
 @T.inline
-def _attend_part(shape, given, task, parts):
+def _attend_part(shape, given, task, parts, scratch):
     """One KV split of a query block of one token."""
     token = T.alloc_buffer((1,), "int32")
     row = T.alloc_buffer((1,), "int32")
-    scores = T.meta_var(new_scores(shape, shape.heads_per_kv))
     token[0] = given.blocks[task.block[0], 0]
     first_row = T.meta_var((task.first_part[0] + task.split[0]) * shape.heads)
     row[0] = first_row + task.kv_head[0] * shape.heads_per_kv
     list_start = T.meta_var(given.blocks[task.block[0], 2])
     rows = T.meta_var(QueryRows(shape.heads_per_kv, token, task.kv_head[0], list_start))
-    attend_split(shape, given, rows, task.split[0], scores, parts, row)
+    attend_split(shape, given, rows, task.split[0], scratch.scores, parts, row)
 
 
 @T.inline
-def _compute(shape, given, task, parts):
+def _compute(shape, given, task, parts, scratch):
     """Computes a task that has been found."""
     block = T.meta_var(task.block[0])
     place = T.meta_var(given.place[given.blocks[block, 0]])
     before = T.meta_var(before_window(shape, given, given.blocks[block, 0]))
     if given.blocks[block, 1] > 1 or task.part_count[0] < split_count(place):
         if task.split[0] == 0:
-            _attend_block(shape, given, block, task.kv_head[0])
+            _attend_block(shape, given, block, task.kv_head[0], scratch)
     elif T.And(task.split[0] < split_count(place), sees_split(task.split[0], before, given.window)):
-        _attend_part(shape, given, task, parts)
+        _attend_part(shape, given, task, parts, scratch)
 
 
 @T.inline
-def _run_task(shape, fast, given, task, parts, first_token):
+def _run_task(shape, fast, given, task, parts, scratch, first_token):
     """Computes the task with the number `task.number[0]`."""
     find_block(shape, given, task)
     task.number[0] = task.number[0] - task.first_part[0] * shape.kv_heads
     task.split[0] = task.number[0] % task.part_count[0]
     task.kv_head[0] = task.number[0] // task.part_count[0]
     if given.blocks[task.block[0], 0] >= first_token:
-        _compute(shape, given, task, parts)
+        _compute(shape, given, task, parts, scratch)
     elif fast is not None:
-        _compute(fast, given, task, parts)
+        _compute(fast, given, task, parts, scratch)
 
 
 @T.inline
@@ -201,14 +216,22 @@ def attend(shape, fast, given, first_token):
     """Attention of the tokens from `first_token` on, which is the first one of a query block; and
     of those before it, of shape `fast`, if that is not None."""
     parts = T.meta_var(new_softmax(count_parts(given) * shape.heads, shape.head_dim))
-    tasks = T.meta_var(count_parts(given) * shape.kv_heads)
-    stride = T.meta_var(spread_stride(tasks, given.tokens > given.block_count))
-    for u in T.parallel(spread_count(tasks, stride)):
+    tasks: T.let[T.int32] = count_parts(given) * shape.kv_heads
+    stride: T.let[T.int32] = spread_stride(tasks, given.tokens > given.block_count)
+    count: T.let[T.int32] = spread_count(tasks, stride)
+    workers: T.let[T.int32] = worker_count(count)
+    for worker in T.parallel(workers):
         align_stack()
         task = T.meta_var(new_task())
-        task.number[0] = spread(u, tasks, stride)
-        if task.number[0] < tasks:
-            _run_task(shape, fast, given, task, parts, first_token)
+        scratch = T.meta_var(_new_scratch(fast or shape))
+        following = T.alloc_buffer((1,), "int32")
+        following[0] = count * worker // workers
+        # LLVM would take three times as long for a loop with a known end.
+        while following[0] < count * (worker + 1) // workers:
+            task.number[0] = spread(following[0], tasks, stride)
+            if task.number[0] < tasks:
+                _run_task(shape, fast, given, task, parts, scratch, first_token)
+            following[0] = following[0] + 1
     if tasks >= MANY:
         for u in T.parallel(given.block_count * shape.kv_heads):
             align_stack()

@@ -53,6 +53,8 @@ from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at
 
 AHEAD = 8
 """Blocks that memory is asked for before they are multiplied, at least."""
+FEW = 2
+"""Pages of a small group."""
 
 
 def _at_once(rows: int, wide: int, most: int, shape: Shape) -> int:
@@ -132,36 +134,34 @@ def _store_scores(shape, scores, sums, page, count, rows):
 
 
 @T.inline
-def _find_keys(given, rows, split, group, ahead, at, page, later, kind):
-    """The pages of group `at`; those behind the last one are read as the last. `later` and `kind`
-    (0: keys, 1: values) are the blocks to ask for: behind the keys come the first values."""
+def _find_keys(given, rows, split, first, ahead, group, page, later, kind):
+    """The `group` pages of the split from its page `first` on; those behind the last one are read
+    as the last. `later` and `kind` (0: keys, 1: values) are the blocks to ask for: behind the keys
+    come the first values."""
     for g in T.unroll(group):
-        page[g] = given.page_ids[
-            rows.list_start + T.min(split.first[0] + at * group + g, split.last[0])
-        ]
-        kind[g] = T.Select(at * group + g + ahead < split.count[0], 0, 1)
+        page[g] = given.page_ids[rows.list_start + T.min(split.first[0] + first + g, split.last[0])]
+        kind[g] = T.Select(first + g + ahead < split.count[0], 0, 1)
         later[g] = given.page_ids[
             rows.list_start
-            + T.min(
-                split.first[0] + at * group + g + ahead - kind[g] * split.count[0], split.last[0]
-            )
+            + T.min(split.first[0] + first + g + ahead - kind[g] * split.count[0], split.last[0])
         ]
 
 
 @T.inline
-def _score(shape, given, rows, split, column, scores):
-    """Scores of all pages of a split, in groups."""
-    group = T.meta_var(_pages_at_once(rows.count, shape))
+def _score_groups(shape, given, rows, split, column, scores, first, count, group):
+    """Scores of `count` groups of `group` pages of a split, from its page `first` on."""
     half = T.meta_var((group + 1) // 2)
     part = T.meta_var(shape.line // PAGE)  # rows of a page of keys in a cache line
+    lines = T.meta_var(shape.head_dim // part)
     low = T.alloc_buffer((half, rows.count, PAGE // shape.lanes, shape.lanes), "float32")
     high = T.alloc_buffer((half, rows.count, PAGE // shape.lanes, shape.lanes), "float32")
     page = T.alloc_buffer((group,), "int32")
     later = T.alloc_buffer((group,), "int32")
     kind = T.alloc_buffer((group,), "int32")
     scales = T.meta_var(new_scales(shape, group))
-    for at in T.serial((split.count[0] + group - 1) // group):
-        _find_keys(given, rows, split, group, _ahead(rows.count, shape), at, page, later, kind)
+    for at in T.serial(count):
+        start: T.let[T.int32] = first + at * group
+        _find_keys(given, rows, split, start, _ahead(rows.count, shape), group, page, later, kind)
         if shape.has_scales:
             for g in T.unroll(group):
                 load_scales(shape, given, rows, scales, g, page[g], 0)
@@ -169,9 +169,11 @@ def _score(shape, given, rows, split, column, scores):
         _clear_scores(shape, low, half, rows.count)
         if group > 1:
             _clear_scores(shape, high, half, rows.count)
-        for line in T.serial(shape.head_dim // part):
-            for g in T.unroll(group):
-                _ask(given, later[g], rows.kv_head, kind[g], line * shape.line)
+        for line in T.serial(lines):
+            for g in T.unroll(group):  # in the order of addresses
+                block = T.meta_var((line * group + g) // lines)
+                at_line = T.meta_var((line * group + g) % lines)
+                _ask(given, later[block], rows.kv_head, kind[block], at_line * shape.line)
             for i in T.unroll(part // shape.width):
                 for r in T.unroll(rows.count):
                     _add_scores(
@@ -183,9 +185,28 @@ def _score(shape, given, rows, split, column, scores):
                             *(shape, given, rows, column, scores, scales, high, page),
                             *(line * part + i * shape.width, r, half, half),
                         )
-        _store_scores(shape, scores, low, at * group, half, rows.count)
+        _store_scores(shape, scores, low, start, half, rows.count)
         if group > 1:
-            _store_scores(shape, scores, high, at * group + half, half, rows.count)
+            _store_scores(shape, scores, high, start + half, half, rows.count)
+
+
+@T.inline
+def _score(shape, given, rows, split, column, scores):
+    """Scores of all pages of a split, in groups; where half a group is enough for the last ones, in
+    small groups."""
+    group = T.meta_var(_pages_at_once(rows.count, shape))
+    if group <= FEW:
+        _score_groups(
+            *(shape, given, rows, split, column, scores),
+            *(0, (split.count[0] + group - 1) // group, group),
+        )
+    else:
+        groups: T.let[T.int32] = (split.count[0] + group // 2 - 1) // group
+        _score_groups(shape, given, rows, split, column, scores, 0, groups, group)
+        _score_groups(
+            *(shape, given, rows, split, column, scores, groups * group),
+            *((split.count[0] - groups * group + FEW - 1) // FEW, FEW),
+        )
 
 
 @T.inline

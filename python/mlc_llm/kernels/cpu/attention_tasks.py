@@ -6,6 +6,8 @@ or more and uses none.
 
     task number, of a query block's first part p, with w parts:  p * kv_heads ...
         KV split = number % w,  KV head = number // w
+
+A worker does several tasks, one after the other.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from mlc_llm.record import record
 SPREAD = 16
 """Tasks that follow each other are so many steps of the whole work apart: later tokens of a prompt
 see more than earlier ones, and every thread gets a stretch of tasks."""
+
+
+WORKERS, WORKER_TASKS = 64, 8
+"""There are so many workers, or so many tasks for each: enough that all threads finish together."""
 
 
 @record(eq=False)
@@ -94,6 +100,11 @@ def spread_stride(tasks: Expr, is_prompt: Expr) -> Expr:
 def spread_count(tasks: Expr, stride: Index) -> Expr:
     """How many numbers `spread` takes: a few more than there are tasks."""
     return (tasks + stride - 1) // stride * stride
+
+
+def worker_count(tasks: Expr) -> Expr:
+    """How many workers do so many tasks."""
+    return T.min(tasks, T.max(WORKERS, tasks // WORKER_TASKS))
 
 
 def spread(u: Expr, tasks: Expr, stride: Index) -> Expr:
