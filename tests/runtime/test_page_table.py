@@ -44,7 +44,8 @@ class Memory:
         place = self.cache.place(rows, fast)
         assert len(set(place.slots.tolist())) == len(place.slots) == sum(n for _, n in rows)
         first, listed = 0, 0
-        may_have_room = all(n == 1 for _, n in rows)  # behind each list
+        is_steady = all(n == 1 for _, n in rows)
+        may_have_room = is_steady or len(rows) == 1  # behind the last list
         tiles = np.reshape(place.query_blocks, (-1, 3))
         for seq_id, n in rows:
             new = list(range(self.next_token, self.next_token + n))
@@ -56,7 +57,7 @@ class Memory:
             left_out = length - n - own[0]
             assert left_out % (SPLIT * PAGE) == 0 and own == list(range(own[0], length - left_out))
             count = -(-(length - left_out) // PAGE)
-            if may_have_room:
+            if is_steady:
                 assert tiles[first, 2] >= listed
                 listed = int(tiles[first, 2])
             pages = place.page_ids[listed : listed + count]
@@ -95,6 +96,18 @@ class Memory:
         page that is."""
         held, freed = self.held(seq_id), self.cache._sequences[seq_id].freed
         return any(held[i] < 0 for i in self.seen(length, length)) or freed.stop * PAGE > length
+
+
+def test_steps_of_one_sequence_keep_the_size_of_their_table() -> None:
+    """Whether they verify draft tokens or not, until it has twice as many pages."""
+    cache = PageTable(INFO, PAGE, 8, MAX_SEQUENCES, copy_pages=Memory().copy_pages)
+    cache.add(0)
+    sizes = set()
+    cache.place([(0, 4 * PAGE)])
+    for more in (1, 1, 4, 1, 4, 4, 1, 1, 1):
+        sizes.add(len(cache.place([(0, more)]).page_ids))
+        cache.rollback(0, more - 1)
+    assert len(sizes) == 1
 
 
 def test_few_tokens_of_a_row_get_a_query_block_and_a_list_of_pages_each() -> None:

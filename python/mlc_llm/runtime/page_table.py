@@ -15,10 +15,13 @@ from typing import TypeAlias
 from mlc_llm.errors import RequestError
 from mlc_llm.library.metadata import KVGroupInfo
 from mlc_llm.runtime.limits import Window
-from mlc_llm.runtime.steady_rows import Placement, SequencePages, SteadyRows
+from mlc_llm.runtime.steady_rows import Placement, SequencePages, SteadyRows, give_room
 
 Numbers: TypeAlias = "array[int]"
 CopyPages = Callable[[list[int], list[int]], None]
+FEW = 16
+"""Tokens of a step that verifies the draft of one sequence, at most. Such steps and plain ones take
+turns, and their tables keep their sizes."""
 
 
 class PageTable:
@@ -208,6 +211,8 @@ class PageTable:
                 new = range(new.start - len(cut) * size, new.stop - len(cut) * size)
             places.extend(new)
             page_ids.extend(pages)
+        if len(rows) == 1 and len(places) <= FEW and self._window is None:
+            give_room(page_ids, len(page_ids))  # as much as steady rows have
         return Placement(slots, places, blocks, page_ids)
 
     def _is_steady(self, rows: Sequence[tuple[int, int]]) -> bool:

@@ -102,12 +102,14 @@ class SteadyRows:
         for row, one in enumerate(self._sequences):
             query_blocks.extend((row, 1, len(page_ids)))
             page_ids.extend(one.pages)
-            room = max(LEAST_ROOM, 1 << len(one.pages).bit_length())
-            page_ids.extend(_zeros(room - len(one.pages)))
+            give_room(page_ids, len(one.pages))
             self._ends.append(len(page_ids))
         self.placement = Placement(self._slots, self._places, query_blocks, page_ids)
         """The same object as long as its numbers change where they lie."""
 
 
-def _zeros(count: int) -> Numbers:
-    return array("i", bytes(4 * count))
+def give_room(page_ids: Numbers, count: int) -> None:
+    """Room behind the `count` ids of a row, up to the next power of two of them: tables that keep
+    their sizes keep their tensors too."""
+    room = max(LEAST_ROOM, 1 << count.bit_length())
+    page_ids.extend(array("i", bytes(4 * (room - count))))
