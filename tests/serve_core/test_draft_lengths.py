@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import abc
 from collections.abc import Callable
 
 import pytest
@@ -22,6 +23,7 @@ from mlc_llm.serve.core.speculation.draft_lengths import (
     DraftLengths,
     StepTimes,
 )
+from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 from mlc_llm.serve.core.speculation.drafter import Drafter
 from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
 from mlc_llm.testing.fake_runner import FakeRunner
@@ -131,6 +133,53 @@ def test_a_draft_token_of_a_kind_that_is_known_starts_with_what_is_known_of_it()
     for _ in range(5):
         one.learn(8, is_rejected=False)
     assert one.rate > 0.8 and kind.rate < 0.05
+
+
+def test_a_rate_is_hoped_to_be_better_while_little_is_known() -> None:
+    kind, other = AcceptanceRate(), AcceptanceRate()
+    for _ in range(100):
+        kind.learn(1, is_rejected=True)
+    new, known = AcceptanceRate(kind), AcceptanceRate(kind)
+    for _ in range(40):
+        known.learn(1, is_rejected=True)
+    assert new.rate == pytest.approx(0.5, abs=0.01) == known.rate
+    assert new.hoped > known.hoped > known.rate
+    for _ in range(50):
+        other.learn(0, is_rejected=True)
+    assert other.hoped - other.rate < 0.02
+
+
+class Slow(Seer):
+    """Takes time for each draft token, and says how much."""
+
+    def __init__(self, clock: list[float], seconds: float) -> None:
+        super().__init__(right=0.9)
+        self._clock, self._seconds = clock, seconds
+
+    def cost(self, rows: int, depth: int) -> float:
+        return self._seconds * depth
+
+    def draft(self, drafts: abc.Sequence[DraftSequence], lengths: abc.Sequence[int]) -> None:
+        self._clock[0] += self.cost(len(drafts), max(lengths))
+        super().draft(drafts, lengths)
+
+
+def test_the_time_of_drafting_is_counted_once() -> None:
+    """It is in no step's time, since the drafter says what it takes."""
+    clock = [0.0]
+    runner = FakeRunner(num_pages=256, context_window=2048)
+    runner.faults.append(lambda batch: clock.__setitem__(0, clock[0] + 0.010))
+    drafter = Slow(clock, 0.004)
+    harness = speculative(drafter, runner, most=None, clock=lambda: clock[0])
+    harness.add("a", prompt_of(9), max_tokens=200)
+    harness.run(limit=1000)
+    speculator = harness.core._steps.speculator
+    assert speculator is not None and isinstance(speculator.lengths, DraftLengths)
+    times = speculator.lengths.times
+    sizes = [size for size in range(2, 17) if times.samples(size) > 1]
+    assert sizes
+    for size in sizes:
+        assert times.estimate(size) == pytest.approx(0.010)
 
 
 USELESS = [

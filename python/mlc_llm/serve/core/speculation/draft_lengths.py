@@ -6,15 +6,16 @@ Only the clock decides here, and only about speed. The tokens are the same whate
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from mlc_llm.serve.config_fields import MAX_DRAFT_LENGTH, MAX_DRAFTED
 
-MARGIN = 1.05
+MARGIN = 1.02
 """Drafts have to be better than a plain step by this factor."""
-FIRST_PAUSE, LAST_PAUSE = 16, 256
-"""Looks from one attempt to the next while drafts do not pay."""
+FIRST_PAUSE, LAST_PAUSE = 16, 128
+"""Steps from one attempt to the next while drafts do not pay."""
 LOOKS_OF_A_STEP, MOST_PATIENCE = 4, 8
 """For each so many looks in a row that found nothing that pays, a step more is left out between two
 looks, up to so many."""
@@ -25,6 +26,12 @@ EXPLORE, OFFSETS = 16, (1, -1, 2, -2, 3)
 RISE, FALL = 0.1, 0.5
 """How far a remembered time moves towards a longer or a shorter one that was just measured. So it
 stays near the time of a step that nothing disturbs, and such times can be compared."""
+KIND_TRIES = 5.0
+"""What a kind of drafts is known for counts as so many tries of a new sequence."""
+HOPED = 0.5
+"""Standard errors that a rate is hoped to be above what was seen of it."""
+MOST_RATE = 0.98
+"""No token is sure to be accepted."""
 LEAST = 0.01
 """Tokens that are less likely are not drafted."""
 HOPE = 0.9
@@ -44,9 +51,16 @@ class AcceptanceRate:
 
     @property
     def rate(self) -> float:
-        """From 0 to 0.98: no token is sure to be accepted."""
-        expected, weight = (0.5, 1.0) if self._prior is None else (self._prior.rate, 2.0)
-        return min((self._accepted + weight * expected) / (self._tried + weight), 0.98)
+        """From 0 to MOST_RATE."""
+        expected, weight = (0.5, 1.0) if self._prior is None else (self._prior.rate, KIND_TRIES)
+        return min((self._accepted + weight * expected) / (self._tried + weight), MOST_RATE)
+
+    @property
+    def hoped(self) -> float:
+        """A rate that would be no surprise. Who drafts in vain learns so in a few steps; who does
+        not draft learns nothing, and would stay with what some unlucky drafts said."""
+        rate, tried = self.rate, self._tried + KIND_TRIES
+        return min(rate + HOPED * math.sqrt(rate * (1 - rate) / tried), MOST_RATE)
 
     def learn(self, accepted: int, *, is_rejected: bool) -> None:
         """So many draft tokens were accepted. is_rejected: one more was there and was not."""
@@ -104,6 +118,7 @@ class DraftLengths:
         self._since_plain: dict[int, int] = {}
         self._pause = FIRST_PAUSE
         self._quiet = 0
+        """Steps since the last one with drafts."""
         self._in_vain = 0
         """Looks since drafts were better than plain steps."""
         self._turn = 0
@@ -120,6 +135,7 @@ class DraftLengths:
         """A step with so many rows and draft tokens took `seconds`."""
         self.times.learn(rows + drafted, seconds)
         self._since_plain[rows] = self._since_plain.get(rows, 0) + 1 if drafted else 0
+        self._quiet = 0 if drafted else self._quiet + 1
 
     def found_nothing(self) -> None:
         """Nobody offers a draft."""
@@ -144,19 +160,19 @@ class DraftLengths:
         self.found_nothing()
         if not any(most for most, _ in offers):
             return nothing
-        self._quiet += 1
-        if self._quiet <= 0 or (offers == self._refused and self._quiet < self._pause):
+        is_due = self._quiet >= self._pause
+        if self._quiet < 0 or (offers == self._refused and not is_due):
             return nothing
         candidates = self._candidates(offers)
         speed, count = self._best(candidates, len(offers), cost)
         if speed > MARGIN * rows / self.times.estimate(rows):
-            self._pause, self._quiet, self._in_vain, self._refused = FIRST_PAUSE, 0, 0, None
+            self._pause, self._in_vain, self._refused = FIRST_PAUSE, 0, None
             return _lengths(candidates[: self._varied(count, len(candidates))], rows)
         self._refused = offers
-        if self._quiet < self._pause:
+        if not is_due:
             return nothing
-        self._quiet, self._pause = 0, min(2 * self._pause, LAST_PAUSE)
-        return _lengths(candidates if self._fixed else candidates[: 2 * rows], rows)
+        self._pause = min(2 * self._pause, LAST_PAUSE)
+        return _lengths(candidates if self._fixed else candidates[: max(count, 2 * rows)], rows)
 
     def _varied(self, count: int, most: int) -> int:
         """The best number of draft tokens, or sometimes a number near it.

@@ -91,10 +91,9 @@ class EagleDrafter:
     ) -> list[int]:
         """Draft a token for some of the sequences; returns those that have one more for it.
         placed: counts the tokens of each that are in its pages."""
-        rows = [BatchRow(_seq_id(drafts[i]), [_last(drafts[i])], [drafts[i].quiet]) for i in which]
         start = self._clock()
+        rows = [BatchRow(_seq_id(drafts[i]), [_last(drafts[i])], [drafts[i].quiet]) for i in which]
         samples = self._runner.draft(Batch(rows)).samples
-        self._times.learn(len(rows), self._clock() - start)
         going_on = []
         for i, (sample,) in zip(which, samples, strict=True):
             placed[i] += 1
@@ -102,6 +101,7 @@ class EagleDrafter:
                 self._warn(sample.error)
             elif drafts[i].push(sample.token_id):
                 going_on.append(i)
+        self._times.learn(len(rows), self._clock() - start)
         return going_on
 
     def _warn(self, error: str) -> None:

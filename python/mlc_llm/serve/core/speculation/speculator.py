@@ -90,6 +90,8 @@ class Speculator:
         self._began_at = 0.0
         self._ran: tuple[int, int, float] | None = None
         """Rows, draft tokens and seconds of the last step's run, if its whole time is wanted."""
+        self._drafting = 0.0
+        """Seconds of that time that the drafter took, as it says itself: `choose` adds them."""
         self._drafter = drafter
         self._verifier = verifier
         self._max_length = max_length
@@ -101,9 +103,9 @@ class Speculator:
         """Whether the next step is one to look for drafts. Asked once a step, where it begins."""
         if self._ran is not None:
             rows, drafted, seconds = self._ran
-            whole = min(now - self._began_at, MOST_BESIDE * seconds)
-            self.lengths.learn(rows, drafted, whole)
-        self._began_at, self._ran = now, None
+            whole = now - self._began_at - self._drafting
+            self.lengths.learn(rows, drafted, min(whole, MOST_BESIDE * seconds))
+        self._began_at, self._ran, self._drafting = now, None, 0.0
         self.rests = self._left_out < self.lengths.patience
         self._left_out = self._left_out + 1 if self.rests else 0
         if self.rests:  # behind an attempt that did not pay
@@ -135,6 +137,7 @@ class Speculator:
         except Exception as error:
             self._give_up(error)
             return
+        self._drafting = self._drafter.cost(len(lengths), max(lengths.values()))
         for i, draft in drafts.items():
             if draft.token_ids:
                 self._verifier.add_draft(plan, i, draft)
@@ -184,7 +187,7 @@ class Speculator:
         record = self._records[sequence.key]
         freedom = round(2 * min(sequence.request.config.temperature, 2.0))
         record.kind = (offer.kind, freedom)
-        return room, self._rate(record, record.kind).rate
+        return room, self._rate(record, record.kind).hoped
 
     def _rate(self, record: _Record, kind: Kind) -> AcceptanceRate:
         found = record.rates.get(kind)
