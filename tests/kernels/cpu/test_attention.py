@@ -9,6 +9,7 @@ from kernel_tools import each_isa, each_isa_and
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.attention_shape import SPLIT_KEYS
+from mlc_llm.kernels.cpu.attention_tasks import WORKERS
 from mlc_llm.runtime.limits import SINK_BLOCK
 
 SHAPES = [(2, 2, 64), (9, 3, 64), (8, 2, 64), (8, 1, 64), (6, 2, 128), (4, 2, 16)]
@@ -60,6 +61,14 @@ BATCHES: dict[str, Rows] = {
 
 
 @pytest.mark.one_of(6)
+@each_isa()
+def test_many_rows_that_decode(isa: Isa) -> None:
+    """A worker does several tasks, one after the other."""
+    rows = [(4, place, place + 1) for place in range(0, LENGTHS[4], 2)]
+    assert len(rows) * 3 > 2 * WORKERS
+    check(isa, (9, 3, 64), rows)
+
+
 @pytest.mark.parametrize("batch", BATCHES)
 @each_isa_and("shape", SHAPES)
 def test_against_float64(isa: Isa, shape: tuple[int, int, int], batch: str) -> None:

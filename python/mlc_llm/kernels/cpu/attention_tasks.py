@@ -23,8 +23,9 @@ SPREAD = 16
 see more than earlier ones, and every thread gets a stretch of tasks."""
 
 
-WORKERS, WORKER_TASKS = 64, 8
-"""There are so many workers, or so many tasks for each: enough that all threads finish together."""
+WORKERS, WORKER_TASKS, MOST_WORKERS = 64, 8, 1024
+"""There are so many workers, or, up to the last number, so many tasks for each: enough that all
+threads finish together. (A worker's number times that of all tasks has to be an int32.)"""
 
 
 @record(eq=False)
@@ -104,7 +105,7 @@ def spread_count(tasks: Expr, stride: Index) -> Expr:
 
 def worker_count(tasks: Expr) -> Expr:
     """How many workers do so many tasks."""
-    return T.min(tasks, T.max(WORKERS, tasks // WORKER_TASKS))
+    return T.min(tasks, T.min(T.max(WORKERS, tasks // WORKER_TASKS), MOST_WORKERS))
 
 
 def spread(u: Expr, tasks: Expr, stride: Index) -> Expr:
