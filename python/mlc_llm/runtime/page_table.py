@@ -186,7 +186,7 @@ class PageTable:
         if not drafts and self._is_steady(rows):
             return self._begin_steady(rows)
         self._rows = rows
-        slots, places, blocks, page_ids = array("i"), array("i"), array("i"), array("i")
+        placed = slots, places, blocks, page_ids = _empty_placement()
         size, apart_from = self._page_size, 0 if self._fast_block == self._block else fast
         for seq_id, n in rows:  # mostly one token each: there, plain numbers beat NumPy
             sequence = self._sequences[seq_id]
@@ -194,11 +194,7 @@ class PageTable:
             sequence.length += n
             is_apart = n <= self._apart and len(places) >= apart_from
             if (n == 1 or is_apart) and not sequence.freed:
-                for at in new:
-                    blocks.extend((len(places), 1, len(page_ids)))
-                    slots.append(pages[at // size] * size + at % size)
-                    places.append(at)
-                    page_ids.extend(pages)
+                self._place_apart(pages, new, placed)
                 continue
             block = self._fast_block if len(places) < fast else self._block
             for start in range(0, n, block):
@@ -213,7 +209,17 @@ class PageTable:
             page_ids.extend(pages)
         if len(rows) == 1 and len(places) <= FEW and self._window is None:
             give_room(page_ids, len(page_ids))  # as much as steady rows have
-        return Placement(slots, places, blocks, page_ids)
+        return placed
+
+    def _place_apart(self, pages: Numbers, new: range, placed: Placement) -> None:
+        """Each of the new tokens gets a query block and a list of pages of its own."""
+        slots, places, blocks, page_ids = placed
+        size = self._page_size
+        for at in new:
+            blocks.extend((len(places), 1, len(page_ids)))
+            slots.append(pages[at // size] * size + at % size)
+            places.append(at)
+            page_ids.extend(pages)
 
     def _is_steady(self, rows: Sequence[tuple[int, int]]) -> bool:
         """The rows are those of the step before, a token each, and see all that they have."""
@@ -301,3 +307,7 @@ class PageTable:
             self._references[page] -= 1
             if self._references[page] == 0:
                 self._free.append(page)
+
+
+def _empty_placement() -> Placement:
+    return Placement(array("i"), array("i"), array("i"), array("i"))
