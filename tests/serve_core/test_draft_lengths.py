@@ -150,26 +150,29 @@ def test_a_rate_is_hoped_to_be_better_while_little_is_known() -> None:
 
 
 class Slow(Seer):
-    """Takes time for each draft token, and says how much."""
+    """Takes time for each draft token, and says how much. most: it ends a draft there, which it
+    does not say."""
 
-    def __init__(self, clock: list[float], seconds: float) -> None:
+    def __init__(self, clock: list[float], seconds: float, most: int) -> None:
         super().__init__(right=0.9)
-        self._clock, self._seconds = clock, seconds
+        self._clock, self._seconds, self._most = clock, seconds, most
 
     def cost(self, rows: int, depth: int) -> float:
         return self._seconds * depth
 
     def draft(self, drafts: abc.Sequence[DraftSequence], lengths: abc.Sequence[int]) -> None:
+        lengths = [min(one, self._most) for one in lengths]
         self._clock[0] += self.cost(len(drafts), max(lengths))
         super().draft(drafts, lengths)
 
 
-def test_the_time_of_drafting_is_counted_once() -> None:
+@pytest.mark.parametrize("most", [16, 1])
+def test_the_time_of_drafting_is_counted_once(most: int) -> None:
     """It is in no step's time, since the drafter says what it takes."""
     clock = [0.0]
     runner = FakeRunner(num_pages=256, context_window=2048)
     runner.faults.append(lambda batch: clock.__setitem__(0, clock[0] + 0.010))
-    drafter = Slow(clock, 0.004)
+    drafter = Slow(clock, 0.004, most)
     harness = speculative(drafter, runner, most=None, clock=lambda: clock[0])
     harness.add("a", prompt_of(9), max_tokens=200)
     harness.run(limit=1000)

@@ -109,7 +109,7 @@ class Steps:
             plan = self._scheduler.schedule(by_row=True)
             assert plan.sequences == planned, "the same rows"
         if lengths:
-            speculator.draft(plan, lengths)
+            speculator.draft(plan, lengths, self._telemetry.now)
             self._telemetry.note_drafts(plan)
         plan.draft_seconds = self._telemetry.now() - start
         return plan

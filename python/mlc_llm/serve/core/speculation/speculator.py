@@ -91,7 +91,7 @@ class Speculator:
         self._ran: tuple[int, int, float] | None = None
         """Rows, draft tokens and seconds of the last step's run, if its whole time is wanted."""
         self._drafting = 0.0
-        """Seconds of that time that the drafter took, as it says itself: `choose` adds them."""
+        """Seconds of that time that the drafter took, as far as it says so: `choose` adds them."""
         self._drafter = drafter
         self._verifier = verifier
         self._max_length = max_length
@@ -125,11 +125,14 @@ class Speculator:
         self.is_drafting = bool(lengths)
         return lengths
 
-    def draft(self, plan: StepPlan, lengths: dict[int, int]) -> None:
+    def draft(
+        self, plan: StepPlan, lengths: dict[int, int], clock: abc.Callable[[], float]
+    ) -> None:
         """Add draft tokens to the rows of a plan, a list, as `wanted` has said just now.
 
         A drafter that fails leaves the plan as it was.
         """
+        start = clock()
         rows, sequences = plan.rows, plan.sequences
         drafts = {i: DraftSequence(sequences[i], rows[i].samplings[0]) for i in lengths}
         try:
@@ -137,7 +140,9 @@ class Speculator:
         except Exception as error:
             self._give_up(error)
             return
-        self._drafting = self._drafter.cost(len(lengths), max(lengths.values()))
+        # It may have ended sooner than it said, and what the text drafts takes no time of a head.
+        said = self._drafter.cost(len(lengths), max(lengths.values()))
+        self._drafting = min(said, clock() - start)
         for i, draft in drafts.items():
             if draft.token_ids:
                 self._verifier.add_draft(plan, i, draft)
