@@ -12,20 +12,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from clocks import Clock
+from clocks import Clock, ClockedLibrary
 from common import model_path, print_configuration
 from machine import written
 from ours import ONE_SEQUENCE, add_engine_options, open_runner, versions
 
-from mlc_llm.backends.device import DeviceTensor
 from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.compute_thread import computing_here
-from mlc_llm.runtime.library import Library
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.opening.bundle import open_model
@@ -56,17 +54,11 @@ class Standing:
         return self._last
 
 
-class StandingLibrary(Library):
-    """A library whose functions can be stood for. They are clocks."""
+class StandingLibrary(ClockedLibrary):
+    """A library whose functions can be stood for."""
 
-    def with_params(
-        self,
-        name: str,
-        params: Sequence[DeviceTensor],
-        tokens: int = 0,
-        kept: Sequence[DeviceTensor] = (),
-    ) -> Clock:
-        return Clock(Standing(super().with_params(name, params, tokens, kept)))
+    def clock(self, inner: Callable[..., object]) -> Clock:
+        return super().clock(Standing(inner))
 
 
 def seconds_of(core: EngineCore, mode: int, steps: int) -> tuple[list[float], list[float]]:
