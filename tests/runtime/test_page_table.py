@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mlc_llm.errors import RequestError
 from mlc_llm.library.metadata import KVGroupInfo
 from mlc_llm.runtime.limits import Window
-from mlc_llm.runtime.page_table import PageTable
+from mlc_llm.runtime.page_table import FEW, PageTable
+from mlc_llm.runtime.steady_rows import LEAST_ROOM
 
 PAGE, BLOCK, FAST_BLOCK, NUM_PAGES, MAX_SEQUENCES = 4, 3, 5, 6, 4
 SPLIT = 2
@@ -28,7 +29,7 @@ class Memory:
         self.cache = PageTable(
             INFO, PAGE, num_pages, MAX_SEQUENCES, copy_pages=self.copy_pages, window=window
         )
-        self.window = window or Window(10**6)
+        self.window, self.has_window = window or Window(10**6), window is not None
         self.next_token = 0
 
     def copy_pages(self, source: list[int], target: list[int]) -> None:
@@ -44,8 +45,8 @@ class Memory:
         place = self.cache.place(rows, fast)
         assert len(set(place.slots.tolist())) == len(place.slots) == sum(n for _, n in rows)
         first, listed = 0, 0
-        is_steady = all(n == 1 for _, n in rows)
-        may_have_room = is_steady or len(rows) == 1  # behind the last list
+        may_have_room = all(n == 1 for _, n in rows)  # behind each list
+        has_room = len(rows) == 1 and rows[0][1] <= FEW and not self.has_window
         tiles = np.reshape(place.query_blocks, (-1, 3))
         for seq_id, n in rows:
             new = list(range(self.next_token, self.next_token + n))
@@ -57,7 +58,7 @@ class Memory:
             left_out = length - n - own[0]
             assert left_out % (SPLIT * PAGE) == 0 and own == list(range(own[0], length - left_out))
             count = -(-(length - left_out) // PAGE)
-            if is_steady:
+            if may_have_room:
                 assert tiles[first, 2] >= listed
                 listed = int(tiles[first, 2])
             pages = place.page_ids[listed : listed + count]
@@ -69,7 +70,11 @@ class Memory:
             block = FAST_BLOCK if first < fast else BLOCK
             self.check_tiles(tiles, first, n, listed, block)
             first, listed = first + n, listed + count
-        assert listed == len(place.page_ids) or (may_have_room and listed < len(place.page_ids))
+        if has_room:  # for the next power of two; rows that are steady may have filled theirs
+            room = max(LEAST_ROOM, 1 << listed.bit_length())
+            assert len(place.page_ids) == room or (may_have_room and len(place.page_ids) == listed)
+        elif not (may_have_room and listed < len(place.page_ids)):
+            assert listed == len(place.page_ids)
 
     def seen(self, start: int, length: int) -> list[int]:
         """Places that the tokens from `start` to `length` see."""
