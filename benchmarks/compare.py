@@ -39,6 +39,7 @@ from compared_models import (
 )
 from figure_rows import (
     AVX2,
+    AVX_VNNI,
     DEFAULT,
     DEFAULT_Q4,
     FAST,
@@ -51,15 +52,20 @@ from ours import PRECISION_VARIABLE
 from ours_side import Ours
 from peers import KINDS, make_peer
 from peers.base import LineWorker, Missing, Side, Trial
-from peers.llama_cpp import LlamaAvx2
+from peers.llama_cpp import LlamaAvx2, LlamaAvxVnni
 from precision_costs import add_costs
 from real_shapes import REAL_SHAPES
 from report import block, marked_text, text, write_block
 from rounds import OURS, Clock, Results, add_limits, attempt, speed_round
 
+from mlc_llm.backends.cpu.target import KERNELS_VARIABLE, missing_features
+
 FIGURES = (
-    "speed", "kl", "attention", "avx2", "context", "growth", "cold", "compile", "memory", "python",
+    "speed", "kl", "attention", "avx2", "avx-vnni", "context", "growth", "cold", "compile",
+    "memory", "python",
 )  # fmt: skip
+NARROW = {"avx2": (AVX2, LlamaAvx2), "avx-vnni": (AVX_VNNI, LlamaAvxVnni)}
+"""Figures of kernels without AVX-512, by the kernels: our side, and the peer."""
 SPEED_TESTS = (
     Trial("decode", 128, 128),
     Trial("prefill 512", 512),
@@ -128,12 +134,15 @@ class Comparison:
             Ours(arguments.threads, f"ours, {precision}", {PRECISION_VARIABLE: precision})
             for precision in arguments.precisions
         ]
-        self.avx2 = Ours(arguments.threads, AVX2, {"MLC_LLM_KERNELS": "avx2"})
         folder, threads = arguments.peer_dir, arguments.threads
         self.peers = self._installed([make_peer(name, folder, threads) for name in arguments.peers])
-        self.avx2_peers = (
-            self._installed([LlamaAvx2(folder, threads)]) if self.wants("avx2") else []
-        )
+        self.narrow = {
+            kernels: (Ours(threads, title, {KERNELS_VARIABLE: kernels}), peer)
+            for kernels, (title, kind) in NARROW.items()
+            if self.wants(kernels) and not missing_features(kernels)
+            for peer in self._installed([kind(folder, threads)])
+        }
+        """By kernels: our side, and the peer."""
         self.files = self._model_files()
         self.clock = Clock(arguments.minutes)
 
@@ -187,9 +196,8 @@ class Comparison:
         return [self.ours, *faster]
 
     def _ours(self, model: str) -> list[Ours]:
-        return self._precisions(model) + (
-            [self.avx2] if self.wants("avx2", model) and self.avx2_peers else []
-        )
+        narrow = [ours for kernels, (ours, _) in self.narrow.items() if self.wants(kernels, model)]
+        return self._precisions(model) + narrow
 
     def round(self, number: int) -> None:
         """Measure everything once, model by model. After the end of the clock, nothing begins."""
@@ -213,11 +221,10 @@ class Comparison:
             peers = {side.name for side in self.peers}
             sided = [(side, file) for side in sides]
             speed_round(self.results, name, sided, tests, self.clock, peers=peers)
-        if self.wants("avx2", name) and self.avx2_peers:
-            pair: list[Side] = [self.avx2, *self.avx2_peers]
-            speed_round(
-                self.results, name, [(side, file) for side in pair], SPEED_TESTS[:2], self.clock
-            )
+        for kernels, pair in self.narrow.items():
+            if self.wants(kernels, name):
+                sided = [(side, file) for side in pair]
+                speed_round(self.results, name, sided, SPEED_TESTS[:2], self.clock)
 
     def _curves(self, name: str, file: Path) -> None:
         """What only our side measures, in one process; the peak memory has its own process."""

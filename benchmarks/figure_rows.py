@@ -10,17 +10,23 @@ from real_shapes import REAL_SHAPES
 from rounds import OURS, Results
 
 DEFAULT, DEFAULT_Q4, ONE_B = "default", "default-q4_0", "1b-q4_0"
-FAST_PROMPTS, FAST, AVX2 = "ours, fast-prompts", "ours, fast", "ours, AVX2"
-LLAMA, IK_LLAMA, LLAMA_AVX2 = "llama.cpp", "ik_llama.cpp", "llama.cpp, AVX2"
+FAST_PROMPTS, FAST = "ours, fast-prompts", "ours, fast"
+AVX2, AVX_VNNI = "ours, AVX2", "ours, AVX-VNNI"
+LLAMA, IK_LLAMA = "llama.cpp", "ik_llama.cpp"
+LLAMA_AVX2, LLAMA_AVX_VNNI = "llama.cpp, AVX2", "llama.cpp, AVX-VNNI"
+NARROW = {"AVX2": (AVX2, LLAMA_AVX2), "AVX-VNNI": (AVX_VNNI, LLAMA_AVX_VNNI)}
+"""Kernels without AVX-512: by their name our side, and llama.cpp built for as much."""
 WIDE = ("vLLM",)
 """Peers that do not compute with 4-bit weights."""
-NOT_PEERS = (OURS, FAST_PROMPTS, FAST, AVX2, LLAMA_AVX2)
+NOT_PEERS = (OURS, FAST_PROMPTS, FAST, *(side for pair in NARROW.values() for side in pair))
 DECODE_DEPTH = 128 + 64
 """Tokens of context in the middle of the decode test."""
 CLIFF = 0.7
 PEAKS = {"vnni": "VNNI", "amx": "AMX"}
 """Limit of the machine -> its title. Each one that was measured gets its own row: the operations a
 second with 8-bit numbers."""
+PEAK_SHARES = {ONE_B: 0.7, DEFAULT: 0.55}
+"""Model -> what products of one plane should reach over a whole prompt."""
 READING = "bandwidth"
 KL = "kl "
 """Key of a fact: this and a model. Its value has, by side, the KL from our exact logits."""
@@ -157,4 +163,18 @@ def read_share(results: Results, figure: str, model: str, least: float) -> Itera
         share = Ratio.of([rate * read for rate in found], limits)
         text = f"{share.percent} of {Spread.of(limits)} GB/s, {read * 1e3:.0f} MB a token"
         target = f"≥ {100 * least:.0f} % of read bandwidth ÷ bytes a token"
+        yield Row(figure, target, text, share.value >= least)
+
+
+def peak_share(
+    results: Results, figure: str, place: Place, limit: str, title: str
+) -> Iterator[Row]:
+    """A row: the operations of a whole prompt, as a part of this limit of the machine."""
+    model, what, _ = place
+    found, limits = values(results, place), values(results, (model, f"{what}, limits", limit))
+    if found and limits:
+        work, least = results.facts[f"sizes {model}"]["operations"] / 1e9, PEAK_SHARES[model]
+        share = Ratio.of([rate * work for rate in found], limits)
+        text = f"{share.percent} of {Spread.of(limits)} GOPS"
+        target = f"≥ {least:.0%} of {title} peak over the pass".replace("%", " %")
         yield Row(figure, target, text, share.value >= least)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ from figure_rows import (
     FAST_PROMPTS,
     IK_LLAMA,
     LLAMA,
-    LLAMA_AVX2,
+    NARROW,
     ONE_B,
     READING,
     TITLES,
@@ -25,6 +26,7 @@ from figure_rows import (
     best_peer,
     files_of,
     gigabytes,
+    peak_share,
     products_allowed,
     read_share,
     values,
@@ -48,7 +50,7 @@ def table(results: Results) -> list[Row]:
     for make in (
         decode_rows, prefill_rows, precision_rows, long_prompt_rows, batch_rows,
         prompt_attention_rows, attention_rows,
-        start_rows, compile_rows, memory_rows, python_rows, growth_rows, avx2_rows, real_rows,
+        start_rows, compile_rows, memory_rows, python_rows, growth_rows, narrow_rows, real_rows,
     ):  # fmt: skip
         rows += make(results)
     return rows
@@ -195,14 +197,16 @@ def growth_rows(results: Results) -> Iterator[Row]:
                 yield Row(figure, row, text, share >= CLIFF)
 
 
-def avx2_rows(results: Results) -> Iterator[Row]:
-    for model in (ONE_B, DEFAULT):
-        for what in ("decode", "prefill 512"):
-            ours, theirs = (model, what, AVX2), (model, what, LLAMA_AVX2)
-            figure = f"{what}, AVX2 kernels, {TITLES[model]}"
-            yield from versus(
-                results, figure, 1.0, ours, theirs, note="llama.cpp built without AVX-512"
-            )
+def narrow_rows(results: Results) -> Iterator[Row]:
+    """Kernels without AVX-512. What AVX2 multiplies are numbers of 16 bits, so its peak is that."""
+    for name, (ours, theirs) in NARROW.items():
+        note = f"llama.cpp built for {name}"
+        for model, what in itertools.product((ONE_B, DEFAULT), ("decode", "prefill 512")):
+            figure = f"{what}, {name} kernels, {TITLES[model]}"
+            sides = (model, what, ours), (model, what, theirs)
+            yield from versus(results, figure, 1.0, *sides, note=note)
+            if ours == AVX2 and what != "decode":
+                yield from peak_share(results, figure, sides[0], "avx2", "`vpmaddwd`")
 
 
 def real_rows(results: Results) -> Iterator[Row]:

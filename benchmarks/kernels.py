@@ -1,10 +1,11 @@
-"""Compares products of many rows with the processor's limit, on one thread with AVX-512 VNNI.
+"""Compares products of many rows with the processor's limit, on one thread.
 
-    python benchmarks/kernels.py [--rows N ...] [--planes 1 2] [--kinds KIND ...]
+    python benchmarks/kernels.py [--kernels vnni] [--rows N ...] [--planes 1 2] [--kinds KIND ...]
 
-Each rate is a share of `vpdpbusd` on registers (`machine.py`); a product of two planes counts
-twice. The limit and the products are measured in turns. The clock is that of the thread: it stands
-still while other programs have the core, but not while the core's other thread slows it down.
+Each rate is a share of `vpdpbusd` on registers, or for avx2 of `vpmaddwd` (`machine.py`); a product
+of two planes of bytes counts twice. The limit and the products are measured in turns. The clock is
+that of the thread: it stands still while other programs have the core, but not while the core's
+other thread slows it down.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 from common import Spread, print_configuration
-from machine import CHAINS, LANES, TURNS, built, multiplying, written
+from machine import Products, built, written
 from matvec import SHAPES
 
 from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, tensor_shape
@@ -44,15 +45,13 @@ def clocked(run: Callable[..., object], *given: object) -> float:
 
 
 def limit(isa: Isa) -> Callable[[], float]:
-    """A function that measures products of bytes a second, 10^9, on registers."""
-    run = built(multiplying(1), isa)
-    x = tvm.runtime.tensor(np.full((2, LANES), 0x01010101, np.int32))
-    y = tvm.runtime.tensor(np.zeros((1, CHAINS, LANES), np.int32))
-    return lambda: CHAINS * TURNS * 4 * LANES / clocked(run, x, y) / 1e9
+    """A function that measures products a second, 10^9, on registers."""
+    run = Products(isa, 1)
+    return lambda: run.count / clocked(run) / 1e9
 
 
 def product(isa: Isa, fmt: WeightFormat, n: int, k: int, rows: int) -> Callable[[], float]:
-    """A function that measures products of bytes a second, 10^9, of all planes together."""
+    """A function that measures products a second, 10^9, of all planes together."""
     run = built(matmul(n, k, fmt, isa, accumulate=False), isa)
     shape, dtype = tensor_shape(fmt, n, k)
     weights = tvm_ffi.from_dlpack(_weights(fmt, shape, dtype))
@@ -95,20 +94,23 @@ def shares(run: Callable[[], float], most: Callable[[], float], rounds: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kernels", default="vnni", choices=["vnni", "avx-vnni", "avx2"])
     parser.add_argument("--rows", nargs="+", type=int, default=[32, 512])
     parser.add_argument("--planes", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--kinds", nargs="+")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
-    isa = choose("vnni").isa
+    isa = choose(arguments.kernels).isa
+    plane_counts = [planes for planes in arguments.planes if planes <= isa.sums]
     configure_threads()
     most = limit(isa)
     rate = Spread.of([most() for _ in range(arguments.rounds)])
     print_configuration("products of many rows", kernels=isa.name, limit=f"{rate} GMAC/s")
     for model, shapes in SHAPES.items():
         kinds = arguments.kinds or [KINDS[model]]
-        for kind, planes, rows in itertools.product(kinds, arguments.planes, arguments.rows):
-            fmt, chosen = format_of_kind(kind, half=isa.half), replace(isa, one_plane=planes == 1)
+        for kind, planes, rows in itertools.product(kinds, plane_counts, arguments.rows):
+            fmt = format_of_kind(kind, half=isa.half)
+            chosen = replace(isa, one_plane=planes < isa.sums)
             fitting = [(n, k) for n, k in shapes if k % (fmt.group * fmt.span) == 0]
             if not fitting:
                 print(f"{model} {kind}: no matrix has whole blocks in a row")

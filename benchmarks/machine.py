@@ -8,7 +8,8 @@ Each limit is measured by a kernel that does nothing else. TVM compiles it, and 
 a model run it:
 
 * a sum over 512 MiB, much more than any cache holds, in huge pages if the system has them
-* `vpdpbusd` on registers (a product and an addition are two operations)
+* `vpdpbusd` on registers (a product and an addition are two operations); for AVX2, `vpmaddwd` with
+  the addition behind it, on numbers of 16 bits
 * `tdpbssd` with one load of a tile from the first cache each: eight registers allow no fewer loads
 """
 
@@ -24,22 +25,28 @@ import tvm
 import tvm_ffi
 from common import Spread, model_path, print_configuration
 from tvm.script import tirx as T
-from tvm.target import codegen
 
-from mlc_llm.backends.cpu.isa import AMX, VNNI, VNNI_BF16, Isa
+from mlc_llm.backends.cpu.isa import AMX, AVX2, VNNI, VNNI_BF16, Isa
 from mlc_llm.backends.cpu.memory import zeroed
-from mlc_llm.backends.cpu.target import choose, target_for
+from mlc_llm.backends.cpu.target import choose, missing_features, target_for
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.kernels.cpu import amx
+from mlc_llm.kernels.cpu.dot import multiply_words
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at
 
 SIZE = 512 << 20
 LANES, PIECES = 16, 64
+HAVE_VNNI = (VNNI.name, VNNI_BF16.name, AMX.name)
 CHAINS = 12
 """Sums that do not wait for each other. So many keep every unit of the processor busy."""
 TURNS = 1_000_000
 TILE_TURNS = 20_000
 """A turn has four products."""
+PRODUCTS = {
+    "vnni": "8-bit numbers on vectors",
+    "avx2": "16-bit numbers on vectors of AVX2",
+    "amx": "8-bit numbers on tiles",
+}
 TILE_OPERATIONS = 2 * amx.ROWS * amx.ROWS * amx.ROW_BYTES
 
 
@@ -71,26 +78,30 @@ def summing(size: int) -> tvm.tirx.PrimFunc:
     return total
 
 
-def multiplying(threads: int) -> tvm.tirx.PrimFunc:
-    """CHAINS sums of TURNS products each, on every thread, with operands x [2, 16] in registers."""
+def multiplying(threads: int, isa: Isa) -> tvm.tirx.PrimFunc:
+    """CHAINS sums of TURNS products each, on every thread, with operands in registers: x [lanes],
+    and of the other one only a word. For `vpmaddwd` it is the sum itself: of what stays the same,
+    only the addition would be computed each time."""
+    lanes = isa.lanes
+
+    def added(acc: tvm.tirx.PrimExpr, x: tvm.tirx.PrimExpr) -> tvm.tirx.PrimExpr:
+        return multiply_words(isa, acc, acc if isa.sums == 1 else x, T.int32(0x01010101))
 
     @T.prim_func(private=True, s_tir=True)
-    def products(x: T.Buffer((2, LANES), "int32"), y: T.Buffer((threads, CHAINS, LANES), "int32")):
+    def products(x: T.Buffer((lanes,), "int32"), y: T.Buffer((threads, CHAINS, lanes), "int32")):
         T.func_attr(SCHEDULED)
         with T.sblock("root"):
             for p in T.parallel(threads):
-                acc = T.alloc_buffer((CHAINS, LANES), "int32")
+                acc = T.alloc_buffer((CHAINS, lanes), "int32")
                 for u in T.unroll(CHAINS):
-                    acc[u, lanes_at(0, LANES)] = x[0, lanes_at(0, LANES)]
+                    acc[u, lanes_at(0, lanes)] = x[lanes_at(0, lanes)]
                 for _ in T.serial(TURNS):
                     for u in T.unroll(CHAINS):
-                        acc[u, lanes_at(0, LANES)] = _added(
-                            acc[u, lanes_at(0, LANES)],
-                            x[0, lanes_at(0, LANES)],
-                            x[1, lanes_at(0, LANES)],
+                        acc[u, lanes_at(0, lanes)] = added(
+                            acc[u, lanes_at(0, lanes)], x[lanes_at(0, lanes)]
                         )
                 for u in T.unroll(CHAINS):
-                    y[p, u, lanes_at(0, LANES)] = acc[u, lanes_at(0, LANES)]
+                    y[p, u, lanes_at(0, lanes)] = acc[u, lanes_at(0, lanes)]
 
     return products
 
@@ -127,22 +138,36 @@ def multiplying_tiles(threads: int) -> tvm.tirx.PrimFunc:
     return products
 
 
-def _added(
-    acc: tvm.tirx.PrimExpr, left: tvm.tirx.PrimExpr, right: tvm.tirx.PrimExpr
-) -> tvm.tirx.PrimExpr:
-    return T.call_llvm_pure_intrin(
-        codegen.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"),
-        acc,
-        T.reinterpret(left, dtype="int8x64"),
-        T.reinterpret(right, dtype="int8x64"),
-        dtype="int32x16",
-    )
+def products_of_word(isa: Isa) -> int:
+    """How many products one instruction makes in a lane of 32 bits."""
+    return 2 if isa.sums == 1 else 4
 
 
 def built(kernel: tvm.tirx.PrimFunc, isa: Isa) -> tvm_ffi.Function:
     """The kernel as a function of tensors."""
     named = kernel.with_attr("global_symbol", "kernel")
     return tvm.tirx.build(named, target=target_for(isa))["kernel"]
+
+
+class Products:
+    """`multiplying`, ready to run."""
+
+    def __init__(self, isa: Isa, threads: int) -> None:
+        self._run, self._isa, self._threads = built(multiplying(threads, isa), isa), isa, threads
+        self._x = tvm.runtime.tensor(np.full(isa.lanes, 0x01010101, np.int32))
+        self._y = tvm.runtime.tensor(np.zeros((threads, CHAINS, isa.lanes), np.int32))
+
+    def __call__(self) -> None:
+        self._run(self._x, self._y)
+
+    @property
+    def count(self) -> int:
+        """Products of two numbers in a run."""
+        return self._threads * CHAINS * TURNS * products_of_word(self._isa) * self._isa.lanes
+
+    def rate(self) -> float:
+        """GOPS of the fastest of three runs."""
+        return 2 * self.count / min(_seconds(self) for _ in range(3)) / 1e9
 
 
 class Limits:
@@ -155,11 +180,8 @@ class Limits:
         self._sum = built(summing(size // 4), isa)
         self._data = tvm_ffi.from_dlpack(written(size).view(np.float32))
         self._sums = tvm.runtime.tensor(np.zeros((PIECES, LANES), np.float32))
-        has_vnni = isa.name in (VNNI.name, VNNI_BF16.name, AMX.name)
-        self._multiply = built(multiplying(self.threads), isa) if has_vnni else None
-        self._operands = tvm.runtime.tensor(np.full((2, LANES), 0x01010101, np.int32))
-        shape = (self.threads, CHAINS, LANES)
-        self._products = tvm.runtime.tensor(np.zeros(shape, np.int32))
+        self._vnni = Products(isa, self.threads) if isa.name in HAVE_VNNI else None
+        self._avx2 = None if missing_features(AVX2.name) else Products(AVX2, self.threads)
         self._multiply_tiles = built(multiplying_tiles(self.threads), isa) if isa is AMX else None
         tiles = (4, amx.ROWS, amx.ROWS)
         self._tiles = tvm.runtime.tensor(np.full(tiles, 0x01010101, np.int32))
@@ -171,10 +193,11 @@ class Limits:
 
     def vnni(self) -> float | None:
         """GOPS of the fastest of three runs; None for a processor without VNNI."""
-        if self._multiply is None:
-            return None
-        least = min(_seconds(self._multiply, self._operands, self._products) for _ in range(3))
-        return self.threads * CHAINS * TURNS * 2 * 4 * LANES / least / 1e9
+        return None if self._vnni is None else self._vnni.rate()
+
+    def avx2(self) -> float | None:
+        """GOPS with numbers of 16 bits, by what AVX2 has; None for a processor without it."""
+        return None if self._avx2 is None else self._avx2.rate()
 
     def amx(self) -> float | None:
         """GOPS of the fastest of three runs on loaded tiles; None for a processor without AMX."""
@@ -185,7 +208,11 @@ class Limits:
 
     def all(self) -> dict[str, float | None]:
         """All limits, by their names in `figures.py`."""
-        return {"bandwidth": self.bandwidth(), "vnni": self.vnni(), "amx": self.amx()}
+        return {"bandwidth": self.bandwidth(), **self.products()}
+
+    def products(self) -> dict[str, float | None]:
+        """Those of products."""
+        return {"vnni": self.vnni(), "avx2": self.avx2(), "amx": self.amx()}
 
 
 def written(size: int) -> npt.NDArray[np.uint8]:
@@ -212,10 +239,11 @@ def main() -> None:
     found = Spread.of([limits.bandwidth() for _ in range(arguments.repeat)])
     bound = found.high * 1e9 / size
     print(f"reading: {found} GB/s; at best {bound:.0f} readings of the file a second")
-    for name, measure in (("vectors", limits.vnni), ("tiles", limits.amx)):
-        rates = [rate for _ in range(arguments.repeat) if (rate := measure()) is not None]
+    found_rates = [limits.products() for _ in range(arguments.repeat)]
+    for name, what in PRODUCTS.items():
+        rates = [rate for one in found_rates if (rate := one[name]) is not None]
         if rates:
-            print(f"products of 8-bit numbers on {name}: {Spread.of(rates)} GOPS")
+            print(f"products of {what}: {Spread.of(rates)} GOPS")
 
 
 if __name__ == "__main__":

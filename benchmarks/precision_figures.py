@@ -21,6 +21,7 @@ from figure_rows import (
     Row,
     best_peer,
     files_of,
+    peak_share,
     product_rates,
     products_allowed,
     values,
@@ -32,8 +33,6 @@ from rounds import OURS, Results
 PREFILL, BATCH = "prefill 512", "32 streams"
 BATCH_STREAMS, BATCH_DEPTH = 32, 64 + 16
 """Of the batch test: streams, and tokens of context in its middle."""
-PEAK_SHARES = {ONE_B: 0.7, DEFAULT: 0.55}
-"""What products of one plane should reach over a whole prompt."""
 SAME = 0.98
 """Two measurements of one thing differ by so much."""
 
@@ -139,12 +138,6 @@ def _batch_seconds(results: Results, model: str) -> list[float]:
 
 def _peak_shares(results: Results, model: str) -> Iterator[Row]:
     """One plane: operations of a whole prompt, as a part of the peak of 8-bit products."""
-    found = values(results, (model, PREFILL, FAST))
     for name, title in PEAKS.items():
-        limits = values(results, (model, f"{PREFILL}, limits", name))
-        if found and limits:
-            work, least = results.facts[f"sizes {model}"]["operations"] / 1e9, PEAK_SHARES[model]
-            share = Ratio.of([rate * work for rate in found], limits)
-            text = f"{share.percent} of {Spread.of(limits)} GOPS"
-            target = f"≥ {least:.0%} of {title} peak over the pass".replace("%", " %")
-            yield Row(f"{PREFILL}, fast, {TITLES[model]}", target, text, share.value >= least)
+        figure = f"{PREFILL}, fast, {TITLES[model]}"
+        yield from peak_share(results, figure, (model, PREFILL, FAST), name, title)

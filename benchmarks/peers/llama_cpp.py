@@ -20,6 +20,7 @@ CMAKE_OPTIONS = (
 )
 NATIVE = ("-DGGML_NATIVE=ON",)
 AVX2 = ("-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON")
+AVX_VNNI = (*AVX2, "-DGGML_AVX_VNNI=ON")
 
 
 TILES = Path("ggml", "src", "ggml-cpu", "amx", "mmq.cpp")
@@ -95,10 +96,19 @@ class LlamaAvx2(LlamaCpp):
     """The same without AVX-512, to compare it with our AVX2 kernels."""
 
     name = "llama.cpp, AVX2"
-    options = CMAKE_OPTIONS + AVX2
+    options: tuple[str, ...] = CMAKE_OPTIONS + AVX2
     flags = "AVX2, no AVX-512"
     programs = ("llama-bench",)
     build = "build-avx2"
+
+
+class LlamaAvxVnni(LlamaAvx2):
+    """The same with AVX-VNNI."""
+
+    name = "llama.cpp, AVX-VNNI"
+    options = CMAKE_OPTIONS + AVX_VNNI
+    flags = "AVX2 and AVX-VNNI, no AVX-512"
+    build = "build-avx-vnni"
 
 
 class LlamaSession:

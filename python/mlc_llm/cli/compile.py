@@ -87,8 +87,8 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernels",
         metavar="NAME",
-        help="which kernels compute: amx, vnni-bf16, vnni, avx2, i8mm, dotprod, portable, cuda or "
-        "reference (default: the fastest of this machine; with --host portable)",
+        help="which kernels compute: amx, vnni-bf16, vnni, avx-vnni, avx2, i8mm, dotprod, "
+        "portable, cuda or reference (default: the fastest of this machine; with --host portable)",
     )
 
 

@@ -147,9 +147,9 @@ class EngineConfig:
     little; a token's bits still do not depend on other requests. A draft model has pages of the
     same kind. Not possible for encoders, and for models without attention."""
     kernels: str | None = None
-    """Which kernels compute: amx, vnni-bf16, vnni, avx2, i8mm, dotprod, portable, or reference
-    (plain float32, slow, only to compare with). None: the environment variable MLC_LLM_KERNELS,
-    else the fastest kernels that this machine can run."""
+    """Which kernels compute: amx, vnni-bf16, vnni, avx-vnni, avx2, i8mm, dotprod, portable, or
+    reference (plain float32, slow, only to compare with). None: the environment variable
+    MLC_LLM_KERNELS, else the fastest kernels that this machine can run."""
     quantization: str | None = None
     """The model's matrices are quantised when they are packed: `q4f16_1`, `q4_0` and others, which
     an error lists. None: they stay as the files have them. A draft model always stays so, and draft

@@ -47,7 +47,7 @@ def test_a_layer_of_a_plain_decoder_is_six_calls(tmp_path: Path, kernels: str) -
     assert sum(name.startswith("matmul") for name in calls) == 4, calls
 
 
-@pytest.mark.parametrize(("kernels", "quantising"), [("avx2", 2), ("vnni", 4)])
+@pytest.mark.parametrize(("kernels", "quantising"), [("i8mm", 2), ("avx2", 4), ("vnni", 4)])
 def test_how_often_an_input_is_quantised(tmp_path: Path, kernels: str, quantising: int) -> None:
     """Three products read it: the first one makes what the others read, or each its own."""
     calls = of_layer(tmp_path, kernels, {"attn_q": "Q4_1", "attn_k": "Q8_0", "": "Q4_0"})

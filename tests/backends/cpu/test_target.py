@@ -16,7 +16,18 @@ from tvm.target import codegen
 from mlc_llm.backends.cpu import amx, target
 from mlc_llm.backends.cpu.backend import CpuBackend
 from mlc_llm.backends.cpu.codegen import BYTECODE_FILE
-from mlc_llm.backends.cpu.isa import AMX, AVX2, DOTPROD, I8MM, ISAS, PORTABLE, VNNI, VNNI_BF16, Isa
+from mlc_llm.backends.cpu.isa import (
+    AMX,
+    AVX2,
+    AVX_VNNI,
+    DOTPROD,
+    I8MM,
+    ISAS,
+    PORTABLE,
+    VNNI,
+    VNNI_BF16,
+    Isa,
+)
 from mlc_llm.backends.cpu.target import choose, fastest, missing_features, processor, target_for
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import METADATA_FILE, Metadata
@@ -61,6 +72,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
         ("x86_64", CASCADELAKE + " amx_tile amx_bf16", VNNI),
         ("x86_64", CASCADELAKE + " avx512_bf16", VNNI_BF16),
         ("x86_64", CASCADELAKE, VNNI),
+        ("x86_64", HASWELL + " avx_vnni", AVX_VNNI),
         ("AMD64", HASWELL, AVX2),
         ("x86_64", "sse2 avx", PORTABLE),
         ("aarch64", NEOVERSE_V1, I8MM),
@@ -81,6 +93,7 @@ def test_who_asks_ahead_for_a_single_row(pretend: Pretend) -> None:
     pretend("x86_64", CASCADELAKE + " avx512_bf16 avx_vnni")
     assert choose().isa == replace(VNNI_BF16, asks=True)
     assert choose("vnni").isa == replace(VNNI, asks=True)
+    assert choose("avx-vnni").isa is AVX_VNNI
     assert choose("avx2").isa is AVX2
 
 
@@ -108,7 +121,7 @@ def test_kernels_that_are_not_possible(pretend: Pretend) -> None:
     with pytest.raises(InvalidField, match="lacks the instructions avx2"):
         choose("avx2")
     with pytest.raises(
-        InvalidField, match="use one of auto, amx, vnni-bf16, vnni, avx2, i8mm, dotprod, portable"
+        InvalidField, match="use one of auto, amx, vnni-bf16, vnni, avx-vnni, avx2, i8mm, dotprod"
     ):
         choose("neon")
     assert choose("portable").isa is PORTABLE
@@ -120,6 +133,7 @@ def test_kernels_that_are_not_possible(pretend: Pretend) -> None:
         ("arm64-apple-darwin", "apple-m1", DOTPROD),
         ("arm64-apple-darwin", "apple-m2", I8MM),
         ("x86_64-apple-darwin", "haswell", AVX2),
+        ("x86_64-pc-windows-msvc", "alderlake", AVX_VNNI),
         ("x86_64-pc-windows-msvc", "cascadelake", VNNI),
         ("x86_64-apple-darwin", "core2", PORTABLE),
     ],
@@ -137,7 +151,7 @@ def test_systems_that_do_not_tell(
 
 @pytest.mark.parametrize("isa", ISAS.values(), ids=list(ISAS))
 def test_targets_have_what_the_kernels_need(isa: Isa) -> None:
-    family = "x86_64" if isa in (AMX, VNNI_BF16, VNNI, AVX2) else "aarch64"
+    family = "x86_64" if isa in (AMX, VNNI_BF16, VNNI, AVX_VNNI, AVX2) else "aarch64"
     made = target_for(isa, f"{family}-linux-gnu")
     for feature in target._NEEDS[isa.name]:
         assert codegen.llvm_cpu_has_features(target._LLVM_NAMES.get(feature, feature), made)
@@ -149,6 +163,12 @@ def test_targets_have_no_more_than_that() -> None:
     assert not codegen.llvm_cpu_has_features("dotprod", target_for(PORTABLE, ARM_LINUX))
 
 
+def test_byte_products_of_avx_vnni_need_no_avx512() -> None:
+    made = target_for(AVX_VNNI, "x86_64-linux-gnu")
+    assert codegen.llvm_cpu_has_features("avxvnni", made)
+    assert not codegen.llvm_cpu_has_features("avx512f", made)
+
+
 def test_a_triple_of_other_processors() -> None:
     with pytest.raises(InvalidField, match="triple"):
         target_for(VNNI, ARM_LINUX)
@@ -157,8 +177,8 @@ def test_a_triple_of_other_processors() -> None:
 
 
 def test_processors(pretend: Pretend) -> None:
-    assert [processor(isa, "x86_64") for isa in (AMX, VNNI, AVX2, PORTABLE)] == [
-        "sapphirerapids", "cascadelake", "haswell", "x86-64",
+    assert [processor(isa, "x86_64") for isa in (AMX, VNNI, AVX_VNNI, AVX2, PORTABLE)] == [
+        "sapphirerapids", "cascadelake", "haswell", "haswell", "x86-64",
     ]  # fmt: skip
     assert processor(I8MM, "aarch64") == processor(PORTABLE, "aarch64") == "generic"
     pretend("aarch64", NEOVERSE_V1)

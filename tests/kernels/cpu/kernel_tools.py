@@ -20,7 +20,7 @@ from pairs import every_other
 
 from mlc_llm.backends.cpu.codegen import NEEDLESS
 from mlc_llm.backends.cpu.formats import WeightFormat
-from mlc_llm.backends.cpu.isa import ISAS, VNNI_BF16, Isa
+from mlc_llm.backends.cpu.isa import AVX_VNNI, ISAS, VNNI_BF16, Isa
 from mlc_llm.backends.cpu.packing import Packed
 from mlc_llm.backends.cpu.target import missing_features, target_for
 from mlc_llm.backends.cpu.threads import configure_threads
@@ -36,18 +36,23 @@ HALF_ULP = 2.0**-24
 
 
 def each_isa(
-    *, with_amx: bool = False, where: Callable[[Isa], bool] = lambda isa: True
+    *,
+    with_amx: bool = False,
+    with_avx_vnni: bool = False,
+    where: Callable[[Isa], bool] = lambda isa: True,
 ) -> Callable[[Any], Any]:
     """Parametrises `isa`. Kernels that this machine cannot run are emulated, which is slow, or
     skipped by name.
 
     with_amx: only those with AMX tiles. Otherwise tests of these and of `vnni-bf16` are slow tests:
     their kernels are those of other sets, except for fixed-point weights, the attention of fast
-    tokens and their rows of 16-bit floats, which have tests of their own.
+    tokens and their rows of 16-bit floats, which have tests of their own. So are tests of
+    `avx-vnni`, unless with_avx_vnni: only its products are not those of `avx2`.
     where: only those for which it is true.
     """
+    own = (AVX_VNNI,) if with_avx_vnni else ()
     chosen = [isa for isa in ISAS.values() if (isa.amx_tiles or not with_amx) and where(isa)]
-    return pytest.mark.parametrize("isa", _parameters(chosen, with_amx))
+    return pytest.mark.parametrize("isa", _parameters(chosen, with_amx, own))
 
 
 def each_isa_and(name: str, values: Sequence[object]) -> Callable[[Any], Any]:
@@ -57,15 +62,20 @@ def each_isa_and(name: str, values: Sequence[object]) -> Callable[[Any], Any]:
     )
 
 
-def _parameters(isas: Iterable[Isa], with_amx: bool) -> list[Any]:
-    return [pytest.param(isa, id=isa.name, marks=marks_of(isa, with_amx=with_amx)) for isa in isas]
+def _parameters(isas: Iterable[Isa], with_amx: bool, own: Sequence[Isa] = ()) -> list[Any]:
+    return [
+        pytest.param(isa, id=isa.name, marks=marks_of(isa, with_amx=with_amx, own=own))
+        for isa in isas
+    ]
 
 
-def marks_of(isa: Isa, *, with_amx: bool) -> list[pytest.MarkDecorator]:
-    """Those of a test of these kernels; with_amx: see `each_isa`."""
+def marks_of(isa: Isa, *, with_amx: bool, own: Sequence[Isa] = ()) -> list[pytest.MarkDecorator]:
+    """Those of a test of these kernels; with_amx: see `each_isa`. own: sets whose kernels of this
+    kind are those of no other set."""
     lacking = ", ".join(missing_features(isa.name))
     if not lacking:
-        return [pytest.mark.slow] if (isa.amx_tiles or isa.bf16) and not with_amx else []
+        is_other = isa.amx_tiles or isa.bf16 or (isa is AVX_VNNI and isa not in own)
+        return [pytest.mark.slow] if is_other and not with_amx else []
     missing = _missing_to_emulate(isa)
     reason = f"no {lacking} here, and no {missing}"
     return [pytest.mark.skipif(bool(missing), reason=reason), pytest.mark.slow]

@@ -34,6 +34,7 @@ from mlc_llm.backends.cpu.packing import Packed, pack, pack_floats
 from mlc_llm.kernels.cpu import integer_product
 from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
 from mlc_llm.kernels.cpu.quant_blocks import quant_blocks
+from mlc_llm.kernels.cpu.unpacked_matmul import unpacks
 
 FLOATS = ("F16", "BF16", "F32")
 PLAIN_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", *FLOATS)
@@ -140,7 +141,7 @@ def operations(isa: Isa, fmt: WeightFormat) -> int:
 
 @pytest.mark.one_of(4)
 @pytest.mark.parametrize("kind", KINDS)
-@each_isa()
+@each_isa(with_avx_vnni=True)
 def test_product(isa: Isa, kind: str) -> None:
     w = weights(kind, isa)
     for m in row_counts(isa):
@@ -174,7 +175,7 @@ def test_accumulating_adds_the_very_same_product(isa: Isa, kind: str) -> None:
 @pytest.mark.one_of(8)
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-@each_isa()
+@each_isa(with_avx_vnni=True)
 def test_rows_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
     w = weights(kind, isa)
     most = max(row_counts(isa))
@@ -203,7 +204,7 @@ def many(isa: Isa, kind: str, m: int) -> tuple[Weights, Array]:
     ("kind", "m", "add"),
     [("Q4_0", 64, False), ("Q4_1", 67, True), ("Q6_K", 70, False), ("Q8_0", 530, True)],
 )
-@each_isa(where=lambda isa: isa.lanes == 16 and not isa.amx_tiles)
+@each_isa(with_avx_vnni=True, where=lambda isa: isa.sums == 2 and not isa.amx_tiles)
 def test_many_fast_rows_have_the_bits_of_few(isa: Isa, kind: str, m: int, add: bool) -> None:
     """Their weights are unpacked once for all; a few exact rows may follow."""
     w, x = many(isa, kind, m)
@@ -225,7 +226,7 @@ def test_many_fast_rows_have_the_bits_of_few(isa: Isa, kind: str, m: int, add: b
         ("Q8_0", 65, True),
     ],
 )
-@each_isa(where=lambda isa: isa.lanes == 16)
+@each_isa(with_avx_vnni=True, where=unpacks)
 def test_many_rows_have_the_bits_of_few(isa: Isa, kind: str, m: int, add: bool) -> None:
     """Their weights are unpacked once for all."""
     w, x = many(isa, kind, m)
@@ -258,7 +259,7 @@ def test_blocks_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q6_K"])
-@each_isa()
+@each_isa(with_avx_vnni=True)
 def test_largest_numbers_do_not_overflow(isa: Isa, kind: str) -> None:
     """All weights and all activations at the end of their ranges, with the same sign."""
     fmt = format_of_kind(kind, half=isa.half, fixed_point=isa.amx_tiles)
@@ -324,7 +325,7 @@ def refuses_fast_rows(isa: Isa, kind: str) -> None:
 
 @pytest.mark.one_of(6)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FLOATS])
-@each_isa(where=lambda isa: isa.sums == 2 and not isa.amx_tiles)
+@each_isa(with_avx_vnni=True, where=lambda isa: isa.sums == 2 and not isa.amx_tiles)
 def test_fast_rows(isa: Isa, kind: str) -> None:
     """They are the product of the activations' high bytes; all others keep every bit. On AMX tiles
     they are bfloat16, which has tests of its own."""

@@ -14,11 +14,11 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.packing import pack
 from mlc_llm.kernels.cpu.activation import Source
 from mlc_llm.kernels.cpu.matmul import leaves_quantised, matmul
-from mlc_llm.kernels.cpu.row_panels import K_BLOCK, PART, ROWS, TURN, RowPanels
-from mlc_llm.kernels.cpu.unpacked_matmul import LEAST_ROWS
+from mlc_llm.kernels.cpu.row_panels import K_BLOCK, PART, TURN, RowPanels
+from mlc_llm.kernels.cpu.unpacked_matmul import least_rows
 
 N, EPS = 96, 1e-5
-MANY = TURN + LEAST_ROWS + 3
+MANY = TURN + 67
 """A whole turn, and one whose last row block has rows of the one before."""
 
 
@@ -33,20 +33,21 @@ def packed(fmt: WeightFormat, k: int) -> Array:
 @pytest.mark.parametrize("one_plane", [False, True])
 @pytest.mark.parametrize("k", [K_BLOCK - 32, PART + 256])
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
-@each_isa(where=lambda isa: not leaves_quantised(isa) and not isa.amx_tiles)
+@each_isa(with_avx_vnni=True, where=lambda isa: not leaves_quantised(isa) and not isa.amx_tiles)
 def test_rows_of_several_turns_and_panels(isa: Isa, kind: str, k: int, one_plane: bool) -> None:
     fmt, chosen = format_of_kind(kind, half=isa.half), replace(isa, one_plane=one_plane)
-    panels = RowPanels(k, fmt, [chosen.planes], isa.sums)
+    panels = RowPanels(k, fmt, [chosen.planes], isa)
     assert (panels.k_blocks > 1) == (k > K_BLOCK)
-    assert k < PART or ROWS * panels.panel < TURN
+    assert k < PART or panels.rows * panels.panel < TURN
     weights, x = packed(fmt, k), activations(MANY, k)
     options = {"accumulate": True}
     given = build(isa, matmul, N, k, fmt, chosen, **options)
     made = build(isa, matmul, N, k, fmt, chosen, **options, source=Source("plain", EPS))
     (quantised,) = prepare(isa, fmt, x)
     few, many, joined = np.ones((3, MANY, N), np.float32)
-    for start in range(0, MANY, LEAST_ROWS - 1):
-        rows = slice(start, start + LEAST_ROWS - 1)
+    most = least_rows(isa) - 1
+    for start in range(0, MANY, most):
+        rows = slice(start, start + most)
         given(quantised[rows], weights, few[rows])
     given(quantised, weights, many)
     made(x, x, np.zeros_like(quantised), weights, joined)

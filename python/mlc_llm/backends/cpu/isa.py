@@ -64,9 +64,10 @@ class Isa:
 AMX = Isa("amx", integer=True, lanes=16, row_block=4, sums=2, amx_tiles=True, half=True)
 VNNI = Isa("vnni", integer=True, lanes=16, row_block=4, sums=2, amx_tiles=False, half=True)
 VNNI_BF16 = replace(VNNI, name="vnni-bf16", bf16=True)
+AVX_VNNI = Isa("avx-vnni", integer=True, lanes=8, row_block=2, sums=2, amx_tiles=False, half=True)
 AVX2 = Isa("avx2", integer=True, lanes=8, row_block=2, sums=1, amx_tiles=False, half=True)
 I8MM = Isa("i8mm", integer=True, lanes=4, row_block=1, sums=2, amx_tiles=False, half=True)
 DOTPROD = Isa("dotprod", integer=True, lanes=4, row_block=1, sums=2, amx_tiles=False, half=True)
 PORTABLE = Isa("portable", integer=False, lanes=8, row_block=2, sums=0, amx_tiles=False, half=False)
-ISAS = {isa.name: isa for isa in (AMX, VNNI_BF16, VNNI, AVX2, I8MM, DOTPROD, PORTABLE)}
+ISAS = {isa.name: isa for isa in (AMX, VNNI_BF16, VNNI, AVX_VNNI, AVX2, I8MM, DOTPROD, PORTABLE)}
 """By name, the fastest first."""

@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 KERNELS_VARIABLE = "MLC_LLM_KERNELS"
 """Environment variable that forces a set of kernels: auto or one of `ISAS`."""
 
+_AVX2_NEEDS = ("avx2", "fma", "f16c", "bmi1", "bmi2")
 _VNNI_NEEDS = (
-    "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni",
-    "avx2", "fma", "f16c", "bmi1", "bmi2",
+    "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni", *_AVX2_NEEDS,
 )  # fmt: skip
 _NEEDS = {
     "amx": (*_VNNI_NEEDS, "amx_tile", "amx_int8", "amx_bf16"),
     "vnni-bf16": (*_VNNI_NEEDS, "avx512_bf16"),
     "vnni": _VNNI_NEEDS,
-    "avx2": ("avx2", "fma", "f16c", "bmi1", "bmi2"),
+    "avx-vnni": (*_AVX2_NEEDS, "avx_vnni"),
+    "avx2": _AVX2_NEEDS,
     "i8mm": ("asimd", "asimddp", "i8mm"),
     "dotprod": ("asimd", "asimddp"),
     "portable": (),
 }  # fmt: skip
 """Instructions a set of kernels uses, as Linux spells them."""
 _LLVM_NAMES = {
-    "bmi1": "bmi", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16",
+    "bmi1": "bmi", "avx_vnni": "avxvnni", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16",
     "amx_tile": "amx-tile", "amx_int8": "amx-int8",
     "amx_bf16": "amx-bf16", "asimd": "neon", "asimddp": "dotprod",
 }  # fmt: skip
@@ -46,17 +47,21 @@ _LLVM_NAMES = {
 _X86 = ("x86_64", "amd64", "i686", "x86")
 _ARM = ("aarch64", "arm64")
 _FAMILIES = {
-    "amx": _X86, "vnni-bf16": _X86, "vnni": _X86, "avx2": _X86, "i8mm": _ARM, "dotprod": _ARM,
+    "amx": _X86, "vnni-bf16": _X86, "vnni": _X86, "avx-vnni": _X86, "avx2": _X86,
+    "i8mm": _ARM, "dotprod": _ARM,
 }  # fmt: skip
 """Processors, as operating systems and LLVM's triples name them; portable kernels run on all."""
 _CPU = {
-    "amx": "sapphirerapids", "vnni-bf16": "cooperlake", "vnni": "cascadelake", "avx2": "haswell",
+    "amx": "sapphirerapids", "vnni-bf16": "cooperlake", "vnni": "cascadelake",
+    "avx-vnni": "haswell", "avx2": "haswell",
 }  # fmt: skip
 """The least processor that has the instructions; for other sets, the least of the family.
 Compiling for exactly that one makes libraries reproducible. On a newer processor its own name gave
 the same speed."""
-_EXTENSIONS = {"i8mm": ("+dotprod", "+i8mm"), "dotprod": ("+dotprod",)}
-"""Instructions that kernels use beyond that processor: on Arm no named one has just these."""
+_EXTENSIONS = {
+    "avx-vnni": ("+avxvnni",), "i8mm": ("+dotprod", "+i8mm"), "dotprod": ("+dotprod",),
+}  # fmt: skip
+"""Instructions that kernels use beyond that processor: no named one has just these."""
 
 
 @record()

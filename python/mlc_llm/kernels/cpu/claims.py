@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from mlc_llm.backends.cpu.isa import AMX, AVX2, VNNI, VNNI_BF16, Isa
+from mlc_llm.backends.cpu.isa import AMX, AVX2, AVX_VNNI, VNNI, VNNI_BF16, Isa
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
+X86 = [isa.name for isa in (AMX, VNNI_BF16, VNNI, AVX_VNNI, AVX2)]
 SEEN, CLAIMED = range(2)
 STATE = 2
 
 
 def can_claim(isa: Isa) -> bool:
     """Whether the instruction set has what claims need."""
-    return isa.name in (AMX.name, VNNI_BF16.name, VNNI.name, AVX2.name)
+    return isa.name in X86
 
 
 def _set(claims: Buffer, task: Index) -> Expr:

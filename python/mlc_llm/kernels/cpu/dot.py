@@ -31,7 +31,7 @@ from tvm.script import tirx as T
 from tvm.target import codegen
 
 from mlc_llm.backends.cpu.formats import WeightFormat
-from mlc_llm.backends.cpu.isa import AMX, AVX2, DOTPROD, I8MM, VNNI, VNNI_BF16, Isa
+from mlc_llm.backends.cpu.isa import AMX, AVX2, AVX_VNNI, DOTPROD, I8MM, VNNI, VNNI_BF16, Isa
 from mlc_llm.kernels.cpu.vectors import lanes_at, splat
 from mlc_llm.kernels.types import Expr, Index
 
@@ -91,17 +91,42 @@ def _dot_vnni(
 ) -> Expr:
     """AVX-512 VNNI: four products of bytes a lane."""
     values, quad = weight_values(fmt, w, j, part, 16, BYTES), j + part * fmt.low_words
-    return multiply_bytes(sums, values, x(plane * (fmt.group // 4) + quad))
+    return multiply_bytes(sums, values, x(plane * (fmt.group // 4) + quad), 16)
 
 
-def multiply_bytes(sums: Expr, values: Expr, x: Expr) -> Expr:
-    """AVX-512 VNNI: `sums` plus the unsigned bytes of 16 words times the signed ones of word x."""
+def _dot_avx_vnni(
+    fmt: WeightFormat, sums: Expr, w: Words, x: Words, j: Index, part: int, plane: int
+) -> Expr:
+    """AVX-VNNI: the same on half as many lanes."""
+    values, quad = weight_values(fmt, w, j, part, 8, BYTES), j + part * fmt.low_words
+    return multiply_bytes(sums, values, x(plane * (fmt.group // 4) + quad), 8)
+
+
+def multiply_words(isa: Isa, sums: Expr, values: Expr, x: Expr) -> Expr:
+    """x86: `sums` plus words of weights, as `isa` has them, times word x."""
+    if isa.sums == 1:
+        return multiply_pairs(sums, values, x)
+    return multiply_bytes(sums, values, x, isa.lanes)
+
+
+def multiply_bytes(sums: Expr, values: Expr, x: Expr, lanes: int) -> Expr:
+    """VNNI: `sums` plus the unsigned bytes of words times the signed ones of word x."""
     return T.call_llvm_pure_intrin(
-        codegen.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"),
+        codegen.llvm_lookup_intrinsic_id(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"),
         sums,
-        T.reinterpret(values, dtype="int8x64"),
-        T.reinterpret(splat(x, 16), dtype="int8x64"),
-        dtype="int32x16",
+        T.reinterpret(values, dtype=f"int8x{4 * lanes}"),
+        T.reinterpret(splat(x, lanes), dtype=f"int8x{4 * lanes}"),
+        dtype=f"int32x{lanes}",
+    )
+
+
+def multiply_pairs(sums: Expr, values: Expr, x: Expr) -> Expr:
+    """AVX2: `sums` plus both numbers of 16 bits of eight words times those of word x."""
+    return sums + T.call_llvm_pure_intrin(
+        codegen.llvm_lookup_intrinsic_id("llvm.x86.avx2.pmadd.wd"),
+        T.reinterpret(values, dtype="int16x16"),
+        T.reinterpret(splat(x, 8), dtype="int16x16"),
+        dtype="int32x8",
     )
 
 
@@ -112,12 +137,7 @@ def _dot_avx2(
     quad = j + part * fmt.low_words
     for odd in range(2):
         values = weight_values(fmt, w, j, part, 8, PAIR, odd)
-        sums = sums + T.call_llvm_pure_intrin(
-            codegen.llvm_lookup_intrinsic_id("llvm.x86.avx2.pmadd.wd"),
-            T.reinterpret(values, dtype="int16x16"),
-            T.reinterpret(splat(x(odd * (fmt.group // 4) + quad), 8), dtype="int16x16"),
-            dtype="int32x8",
-        )
+        sums = multiply_pairs(sums, values, x(odd * (fmt.group // 4) + quad))
     return sums
 
 
@@ -169,6 +189,7 @@ _STEPS = {
     AMX.name: _dot_vnni,
     VNNI_BF16.name: _dot_vnni,
     VNNI.name: _dot_vnni,
+    AVX_VNNI.name: _dot_avx_vnni,
     AVX2.name: _dot_avx2,
     I8MM.name: _dot_i8mm,
     DOTPROD.name: _dot_dotprod,

@@ -19,7 +19,7 @@ W          int32 [n/32, spans, stride]      packed weights (`backends/cpu/format
 fast_rows  int32 [1]                        number of the first rows that are fast
 Y          float32 [m, n]                   the result
 
-`integer_product.py` has what a task does. On AVX-512 many rows take another way to the same bits
+`integer_product.py` has what a task does. On x86 many rows take another way to the same bits
 (`unpacked_matmul.py`).
 """
 
@@ -46,7 +46,7 @@ from mlc_llm.kernels.cpu.adapter_groups import table_size
 from mlc_llm.kernels.cpu.integer_product import IntegerProduct
 from mlc_llm.kernels.cpu.launches import all_meet, one_launch
 from mlc_llm.kernels.cpu.quantized_rows import SharedRows, quantized_width
-from mlc_llm.kernels.cpu.unpacked_matmul import LANES, LEAST_ROWS, ManyRows
+from mlc_llm.kernels.cpu.unpacked_matmul import ManyRows, unpacks
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Buffer
@@ -135,14 +135,14 @@ class MatrixProduct:
             IntegerProduct(BLOCK * len(blocks), k, fmt, isa, accumulate, blocks.start, planes)
             for blocks, planes in parts
         ]
-        self.many = ManyRows(parts, k, fmt, isa.sums, accumulate) if unpacks(isa) else None
+        self.many = ManyRows(parts, k, fmt, isa, accumulate) if unpacks(isa) else None
 
     @T.inline
     def multiply(self, rows, W, Y, start, count, asked):
         """Rows `start` to `start + count`."""
         if self.many is None:
             self.multiply_few(rows, W, Y, start, count, asked)
-        elif count >= LEAST_ROWS:
+        elif count >= self.many.least_rows:
             self.many.multiply(rows, W, Y, start, count, asked)
         else:
             self.multiply_few(rows, W, Y, start, count, asked)
@@ -167,12 +167,6 @@ class MatrixProduct:
         self.few[i].share(X, W, Y, start, count, asked)
         if i + 1 < len(self.few):
             self.share(X, W, Y, start, count, asked, i + 1)
-
-
-def unpacks(isa: Isa) -> bool:
-    """Whether weights are unpacked once for many rows. Such products quantise what they read for
-    themselves alone."""
-    return isa.lanes == LANES
 
 
 def column_parts(blocks: int, isa: Isa, exact: range) -> list[tuple[range, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
-from mlc_llm.backends.cpu.isa import AVX2, Isa
+from mlc_llm.backends.cpu.isa import AVX2, AVX_VNNI, Isa
 from mlc_llm.kernels.cpu.adapter_asks import ask_for_factors
 from mlc_llm.kernels.cpu.dot import Words, bias, dot
 from mlc_llm.kernels.cpu.prefetch import align_stack
@@ -25,12 +25,23 @@ from mlc_llm.kernels.cpu.row_block import (
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
 from mlc_llm.kernels.cpu.vectors import lanes_at, splat
 from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.record import record
 
 TRIPLE, PAIR = 3, 2
 """Rows of smaller row blocks."""
 LEAST_ASKED = 2**20
 """Weights of a matrix for which single rows ask ahead, where `Isa.asks`: with smaller ones, a model
 of 100 MB decoded 8 % slower at times."""
+
+
+@record(eq=False)
+class Group:
+    """A group of columns of a row block, and so many vectors of its column blocks, from one on."""
+
+    at: RowBlock
+    number: Index
+    first: Index
+    vectors: int
 
 
 class IntegerProduct:
@@ -114,8 +125,9 @@ class IntegerProduct:
         registers.
         """
         sums = T.alloc_buffer((at.sums, self.vectors, self.lanes), "float32")
-        high = T.alloc_buffer((at.sums, self.vectors, self.lanes), "int32")
-        low = T.alloc_buffer((at.sums, self.vectors, self.lanes), "int32")
+        together = T.meta_var(self.together(at, planes))
+        high = T.alloc_buffer((at.sums, together, self.lanes), "int32")
+        low = T.alloc_buffer((at.sums, together, self.lanes), "int32")
         clear(sums, at.sums, self.lanes)
         for span in T.serial(self.groups // self.fmt.span):
             for i in T.serial(self.fmt.span):
@@ -126,9 +138,13 @@ class IntegerProduct:
                         ask_for_group(
                             self.fmt, W, at.block + s * self.apart, span, i, self.ahead, 1
                         )
-                self.clear_group(high, low, at.sums, planes)
-                self.add_words(X, W, high, low, at, span * self.fmt.span + i, planes)
-                self.add_group(X, W, sums, high, low, at, span * self.fmt.span + i, planes)
+                for part in T.unroll(self.vectors // together):
+                    group = T.meta_var(
+                        Group(at, span * self.fmt.span + i, part * together, together)
+                    )
+                    self.clear_group(high, low, group, planes)
+                    self.add_words(X, W, high, low, group, planes)
+                    self.add_group(X, W, sums, high, low, group, planes)
         for s in T.unroll(at.streams):
             store(
                 Y, sums, s * at.rows, at.block + s * self.apart, at.row, at.rows,
@@ -147,24 +163,30 @@ class IntegerProduct:
         if asked is not None:
             ask_for_factors(asked, turn, span * self.fmt.span + i, self.groups)
 
+    def together(self, at: RowBlock, planes: int) -> int:
+        """Vectors of a column block whose integer sums stay in registers together. All four of two
+        rows and both planes would fill the sixteen registers of AVX-VNNI."""
+        is_narrow = self.isa.lanes == AVX_VNNI.lanes
+        return self.vectors // (2 if is_narrow and planes == 2 and at.sums > 1 else 1)
+
     @T.inline
-    def clear_group(self, high, low, count, planes):
+    def clear_group(self, high, low, group, planes):
         """Sets the integer sums to zero."""
-        for i in T.unroll(count):
-            for v in T.unroll(self.vectors):
+        for i in T.unroll(group.at.sums):
+            for v in T.unroll(group.vectors):
                 high[i, v, self.lane] = splat(T.int32(0), self.lanes)
                 if planes == 2:
                     low[i, v, self.lane] = splat(T.int32(0), self.lanes)
 
     @T.inline
-    def add_words(self, X, W, high, low, at, g, planes):
-        """Adds the products of all words of group g to the integer sums."""
-        if self.loops_over_words(at):
+    def add_words(self, X, W, high, low, group, planes):
+        """Adds the products of all words of a group to the integer sums."""
+        if self.loops_over_words(group.at):
             for j in T.serial(self.fmt.low_words):
-                self.add_word(X, W, high, low, at, g, j, planes)
+                self.add_word(X, W, high, low, group, j, planes)
         else:
             for j in T.unroll(self.fmt.low_words):
-                self.add_word(X, W, high, low, at, g, j, planes)
+                self.add_word(X, W, high, low, group, j, planes)
 
     def loops_over_words(self, at: RowBlock) -> bool:
         """Whether the words of a group are a loop. Of several rows with AVX2's 16 registers, LLVM
@@ -172,49 +194,52 @@ class IntegerProduct:
         return self.isa.name == AVX2.name and at.rows > 1 and not self.fmt.high_bits
 
     @T.inline
-    def add_word(self, X, W, high, low, at, g, j, planes):
+    def add_word(self, X, W, high, low, group, j, planes):
         """Adds the products of word j. Its parts follow each other, so that registers hold the
         weights of one."""
-        self.add_part(X, W, high, low, at, g, j, 0, planes)
+        self.add_part(X, W, high, low, group, j, 0, planes)
         if self.fmt.parts == 2:
-            self.add_part(X, W, high, low, at, g, j, 1, planes)
+            self.add_part(X, W, high, low, group, j, 1, planes)
 
     @T.inline
-    def add_part(self, X, W, high, low, at, g, j, part, planes):
+    def add_part(self, X, W, high, low, group, j, part, planes):
         """Adds the products of a part of word j."""
+        at = T.meta_var(group.at)
         for s in T.unroll(at.streams):
             for r in T.unroll(at.rows):
-                for v in T.unroll(self.vectors):
+                x = T.meta_var(self.words_of(X, at.row + r, group.number))
+                for v in T.unroll(group.vectors):
                     high[s * at.rows + r, v, self.lane] = self.added(
                         high[s * at.rows + r, v, self.lane],
-                        self.weights(W, at.block + s * self.apart, g, v),
-                        *(self.words_of(X, at.row + r, g), j, part, 0),
+                        *(self.weights(W, group, s, v), x, j, part, 0),
                     )
                     if planes == 2:
                         low[s * at.rows + r, v, self.lane] = self.added(
                             low[s * at.rows + r, v, self.lane],
-                            self.weights(W, at.block + s * self.apart, g, v),
-                            *(self.words_of(X, at.row + r, g), j, part, 1),
+                            *(self.weights(W, group, s, v), x, j, part, 1),
                         )
 
     @T.inline
-    def add_group(self, X, W, sums, high, low, at, g, planes):
-        """Adds the integer sums of group g, scaled, to the float32 sums."""
+    def add_group(self, X, W, sums, high, low, group, planes):
+        """Adds the integer sums of a group, scaled, to the float32 sums."""
+        at, g = T.meta_var((group.at, group.number))
         for s in T.unroll(at.streams):
             for r in T.unroll(at.rows):
-                for v in T.unroll(self.vectors):
+                for i in T.unroll(group.vectors):
+                    v, block = T.meta_var((group.first + i, at.block + s * self.apart))
                     sums[s * at.rows + r, v, self.lane] = self.scaled(
                         sums[s * at.rows + r, v, self.lane],
-                        high[s * at.rows + r, v, self.lane],
-                        low[s * at.rows + r, v, self.lane] if planes == 2 else None,
-                        scale_at(self.fmt, W, at.block + s * self.apart, g, v, self.lanes),
-                        minimum_at(self.fmt, W, at.block + s * self.apart, g, v, self.lanes),
+                        high[s * at.rows + r, i, self.lane],
+                        low[s * at.rows + r, i, self.lane] if planes == 2 else None,
+                        scale_at(self.fmt, W, block, g, v, self.lanes),
+                        minimum_at(self.fmt, W, block, g, v, self.lanes),
                         description(X, at.row + r, g, self.fmt.group, planes < self.isa.sums),
                     )
 
-    def weights(self, W: Buffer, block: Index, group: Index, vector: Index) -> Words:
-        """Vector `vector` of the words of a group's rows, by their number."""
-        return weight_words(self.fmt, W, block, group, vector * self.lanes, self.lanes)
+    def weights(self, W: Buffer, group: Group, stream: Index, vector: Index) -> Words:
+        """A vector of the words of a group's rows, by their number."""
+        block, start = group.at.block + stream * self.apart, group.first + vector
+        return weight_words(self.fmt, W, block, group.number, start * self.lanes, self.lanes)
 
     def words_of(self, X: Buffer, row: Index, group: Index) -> Words:
         """The words of a row's group by their number."""

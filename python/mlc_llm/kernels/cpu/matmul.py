@@ -33,8 +33,9 @@ from mlc_llm.kernels.cpu.amx_fast_integer import fast_integer_matmul
 from mlc_llm.kernels.cpu.amx_split import can_split, split_matmul
 from mlc_llm.kernels.cpu.fixed_point import fixed_point_matmul
 from mlc_llm.kernels.cpu.float_matmul import dequantised_matmul, float_matmul
-from mlc_llm.kernels.cpu.integer_matmul import integer_matmul, unpacks
+from mlc_llm.kernels.cpu.integer_matmul import integer_matmul
 from mlc_llm.kernels.cpu.pair_matmul import has_pairs, pair_matmul
+from mlc_llm.kernels.cpu.unpacked_matmul import unpacks
 
 
 def has_fast_rows(fmt: WeightFormat, isa: Isa, k: int) -> bool:
