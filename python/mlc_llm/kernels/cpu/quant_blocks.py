@@ -28,7 +28,7 @@ from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.activation import each_row
 from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
 from mlc_llm.kernels.cpu.quantized_rows import LIMIT, magnitude, pack_plane, rounded
-from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, reduce_max, reduce_sum, splat
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, halved_sum, lanes_at, reduce_max, splat
 from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 
 GROUP = 32
@@ -133,13 +133,15 @@ class QuantizedRows:
     @T.inline
     def store_group(self, Y, row, group, v, place, step):
         """Writes the planes and the sum of group `group` of a row, which is v[place]."""
-        q = T.alloc_buffer((4, QUADS), "int32")
-        total = T.alloc_buffer((QUADS,), "int32")
+        q = T.alloc_buffer((GROUP,), "int16")
+        all_lanes = T.meta_var(lanes_at(0, GROUP))
         for i in T.unroll(4):
-            q[i, self.lane] = rounded(v[place, i, self.lane] * splat(step[0], QUADS), QUADS)
-        total[self.lane] = q[0, self.lane] + q[1, self.lane] + q[2, self.lane] + q[3, self.lane]
-        Y[row, lanes_at(group * QUADS, QUADS)] = pack_plane(self.isa, q, self.lane, 0, QUADS)
-        Y[row, lanes_at(self.k // 4 + group * QUADS, QUADS)] = pack_plane(
-            self.isa, q, self.lane, 1, QUADS
+            q[lanes_at(i * QUADS, QUADS)] = T.cast(
+                rounded(v[place, i, self.lane] * splat(step[0], QUADS), QUADS), f"int16x{QUADS}"
+            )
+        high, low = T.meta_var(tuple(pack_plane(self.isa, q[all_lanes], p, GROUP) for p in (0, 1)))
+        Y[row, lanes_at(group * QUADS, QUADS)] = high
+        Y[row, lanes_at(self.k // 4 + group * QUADS, QUADS)] = low
+        Y[row, sums_start(self.k) + group] = halved_sum(
+            T.cast(q[all_lanes], f"int32x{GROUP}"), GROUP, "int32"
         )
-        Y[row, sums_start(self.k) + group] = reduce_sum(total, QUADS)

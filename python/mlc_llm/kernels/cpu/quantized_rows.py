@@ -59,29 +59,24 @@ def magnitude(x: Expr, lanes: int) -> Expr:
 
 
 def high_bytes(q: Expr, lanes: int) -> Expr:
-    """The high bytes of 16-bit integers, rounded so that the low bytes are signed."""
-    return T.shift_right(q + splat(T.int32(128), lanes), splat(T.int32(8), lanes))
+    """The high bytes of integers of 16 bits, rounded so that the low bytes are signed."""
+    return T.shift_right(q + splat(T.int16(128), lanes), splat(T.int16(8), lanes))
 
 
 def rounded(x: Expr, lanes: int) -> Expr:
     """The nearest integers; of two that are as near the even one."""
-    return T.cast(T.nearbyint(x), f"int32x{lanes}")
+    return T.call_llvm_pure_intrin("llvm.lrint", x, dtype=f"int32x{lanes}")
 
 
-def pack_plane(isa: Isa, integers: Buffer, lane: Expr, plane: int, lanes: int) -> Expr:
-    """The words of a plane; integers: [4, lanes], a vector for each byte of a word."""
-    q = [integers[i, lane] for i in range(4)]
-
-    def put(value: Expr, mask: int, shift: int) -> Expr:
-        """The bits of `mask`, moved to their place in a word."""
-        part = value & splat(T.int32(mask), lanes)
-        return part if shift == 0 else T.shift_left(part, splat(T.int32(shift), lanes))
-
+def pack_plane(isa: Isa, q: Expr, plane: int, group: int) -> Expr:
+    """The words of a plane; q: the integers of a group, of 16 bits each."""
+    quads = group // 4
     if isa.sums == 1:
-        return put(q[plane], 0xFFFF, 0) | put(q[plane + 2], 0xFFFF, 16)
-    if plane == 0:
-        q = [high_bytes(v, lanes) for v in q]
-    return put(q[0], 255, 0) | put(q[1], 255, 8) | put(q[2], 255, 16) | put(q[3], 255, 24)
+        order = [(plane + odd) * quads + j for j in range(quads) for odd in (0, 2)]
+        return T.reinterpret(T.Shuffle([q], order), dtype=f"int32x{quads}")
+    part = T.cast(high_bytes(q, group) if plane == 0 else q, f"int8x{group}")
+    order = [i * quads + j for j in range(quads) for i in range(4)]
+    return T.reinterpret(T.Shuffle([part], order), dtype=f"int32x{quads}")
 
 
 @record(eq=False)
@@ -168,31 +163,27 @@ class QuantizedRows:
     @T.inline
     def store_group(self, target, place, g, v, i, scale, step):
         """Rounds v[i] to integers; writes their planes as group g, and describes them."""
-        q = T.alloc_buffer((4, self.lanes), "int32")
-        total = T.alloc_buffer((self.lanes,), "int32")
-        Y = T.meta_var(target.buffer)
-        for part in T.unroll(4):
-            q[part, self.lane] = rounded(
-                v[i, lanes_at(part * self.lanes, self.lanes)] * splat(step, self.lanes), self.lanes
-            )
-        Y[target.at(place, g, self.lane)] = pack_plane(self.isa, q, self.lane, 0, self.lanes)
+        q = T.alloc_buffer((self.group,), "int16")
+        Y, all_lanes = T.meta_var((target.buffer, lanes_at(0, self.group)))
+        q[all_lanes] = T.cast(
+            rounded(v[i, all_lanes] * splat(step, self.group), self.group), f"int16x{self.group}"
+        )
+        Y[target.at(place, g, self.lane)] = pack_plane(self.isa, q[all_lanes], 0, self.group)
         if target.planes == 2:
             low = T.meta_var(lanes_at(self.lanes, self.lanes))
-            Y[target.at(place, g, low)] = pack_plane(self.isa, q, self.lane, 1, self.lanes)
+            Y[target.at(place, g, low)] = pack_plane(self.isa, q[all_lanes], 1, self.group)
         if target.whole is not None:
-            self.describe(target, place, g, target.whole, q, total, scale)
+            self.describe(target, place, g, target.whole, q[all_lanes], scale)
         if target.high is not None:
-            for part in T.unroll(4):
-                q[part, self.lane] = high_bytes(q[part, self.lane], self.lanes)
-            self.describe(target, place, g, target.high, q, total, scale * T.float32(256))
+            high = T.meta_var(high_bytes(q[all_lanes], self.group))
+            self.describe(target, place, g, target.high, high, scale * T.float32(256))
 
     @T.inline
-    def describe(self, target, place, g, start, q, total, scale):
+    def describe(self, target, place, g, start, q, scale):
         """Writes SCALE, SUM and SCALED_SUM of integers q from word `start` on; or SCALE and what
         the target's weights need beside it."""
         Y, fmt = T.meta_var((target.buffer, target.fmt))
-        total[self.lane] = q[0, self.lane] + q[1, self.lane] + q[2, self.lane] + q[3, self.lane]
-        sums: T.let[T.int32] = halved_sum(total[self.lane], self.lanes, "int32")
+        sums: T.let[T.int32] = halved_sum(T.cast(q, f"int32x{self.group}"), self.group, "int32")
         scaled = T.meta_var(T.reinterpret(T.cast(sums, "float32") * scale, dtype="int32"))
         Y[target.at(place, g, start + SCALE)] = T.reinterpret(scale, dtype="int32")
         if fmt is None:
