@@ -9,7 +9,7 @@ import pytest
 from kernel_tools import Array, build, each_isa
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.kv_pages import PAGE, copy_pages, rope_append
+from mlc_llm.kernels.cpu.kv_pages import LEAST_TOGETHER, PAGE, TOGETHER, copy_pages, rope_append
 from mlc_llm.kernels.cpu.queries import rotate_queries
 from mlc_llm.kernels.cpu.vectors import LOG2E
 from mlc_llm.kernels.heads import Heads
@@ -166,19 +166,23 @@ def test_queries_that_do_not_turn_are_the_same_for_sinks(isa: Isa) -> None:
     assert out[:, 32:].tobytes() == out[:, :32].tobytes()
 
 
+@pytest.mark.parametrize("tokens", [TOKENS, LEAST_TOGETHER + TOGETHER + 3])
 @each_isa()
-def test_a_token_is_stored_the_same_in_any_batch(isa: Isa) -> None:
-    """So a sequence's pages do not tell with whom it was computed."""
+def test_a_token_is_stored_the_same_in_any_batch(isa: Isa, tokens: int) -> None:
+    """So a sequence's pages do not tell with whom it was computed. Many are stored head by head."""
     rng = np.random.default_rng(1)
-    x = rng.standard_normal((TOKENS, 96)).astype(np.float32)
+    x = rng.standard_normal((tokens, 96)).astype(np.float32)
     rope = rng.standard_normal((8, 2, 8)).astype(np.float32)
+    positions, unread = rng.integers(0, 8, (2, tokens)).astype(np.int32)
+    pages = PAGES + tokens // PAGE
+    slots = rng.permutation(pages * PAGE)[:tokens].astype(np.int32)
     kernel = build(isa, rope_append, sizes_of(isa, (2, 2, 16)), (96,) * 3, (0, 32, 64))
-    together = np.zeros((PAGES, 2, 2, PAGE * 16), isa.kv_dtype)
-    alone, out = together.copy(), np.zeros((TOKENS, 32), np.float32)
-    kernel(x, x, x, rope, POSITIONS, NOT_READ, SLOTS, together, out)
-    for i in range(TOKENS):
+    together = np.zeros((pages, 2, 2, PAGE * 16), isa.kv_dtype)
+    alone, out = together.copy(), np.zeros((tokens, 32), np.float32)
+    kernel(x, x, x, rope, positions, unread, slots, together, out)
+    for i in range(tokens):
         one, row = slice(i, i + 1), np.zeros((1, 32), np.float32)
-        kernel(x[one], x[one], x[one], rope, POSITIONS[one], NOT_READ[one], SLOTS[one], alone, row)
+        kernel(x[one], x[one], x[one], rope, positions[one], unread[one], slots[one], alone, row)
         assert row[0].tobytes() == out[i].tobytes()
     assert alone.tobytes() == together.tobytes()
 

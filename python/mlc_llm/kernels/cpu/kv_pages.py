@@ -6,8 +6,8 @@ transposed, [head_dim, PAGE], so that the scores of a page's tokens fill vectors
 zeros: attention may read past a sequence's end but never uses what it finds there.
 
 rope_append:
-    in parallel, for each token:
-        its queries:          see `queries.py`
+    in parallel, for each token, or for some that follow each other:
+        their queries:        see `queries.py`
         for each KV head:     page keys = turn(key, position), transposed;  page values = value
 
 turn: see `rotation.py`.
@@ -35,6 +35,9 @@ from mlc_llm.record import record
 COPY_LANES = 16
 MANY = 8
 """Tokens from which on a second thread is worth its wake-up."""
+TOGETHER, LEAST_TOGETHER = PAGE, 256
+"""How many tokens follow each other head by head, so that what a head has of a page stays in the
+first cache; and in how many, so that there is enough for many threads."""
 
 
 @record(eq=False)
@@ -128,12 +131,14 @@ def _store_head(sizes, rows, row, h, key):
 
 
 @T.inline
-def _append_token(sizes, rows, row, sink_query):
-    """A token's queries into `rotated`, its keys and values into its page."""
+def _append_tokens(sizes, rows, start, count, sink_query):
+    """The queries of some tokens into `rotated`, their keys and values into their pages."""
     key = T.alloc_buffer((sizes.head_dim,), "float32")
-    put_queries(sizes, rows.queries, row, sink_query)
+    for i in T.serial(count):
+        put_queries(sizes, rows.queries, start + i, sink_query)
     for h in T.serial(sizes.kv_heads):
-        _store_head(sizes, rows, row, h, key)
+        for i in T.serial(count):
+            _store_head(sizes, rows, start + i, h, key)
 
 
 @cache
@@ -207,12 +212,12 @@ def rope_append(
                 )
             )
             if m >= MANY:
-                for row in T.parallel(m):
+                each: T.let[T.int32] = T.if_then_else(m >= LEAST_TOGETHER, TOGETHER, 1)
+                for i in T.parallel(T.ceildiv(m, each)):
                     align_stack()
-                    _append_token(sizes, rows, row, sink_query)
+                    _append_tokens(sizes, rows, i * each, T.min(each, m - i * each), sink_query)
             else:
-                for row in T.serial(m):
-                    _append_token(sizes, rows, row, sink_query)
+                _append_tokens(sizes, rows, 0, m, sink_query)
 
     biases = () if has_bias else ("Q_BIAS", "K_BIAS", "V_BIAS")
     return without(append, *biases, *(() if sizes.half else ("R",)))
