@@ -10,7 +10,7 @@ from test_matmul import KINDS, ROWS, weights
 from mlc_llm.backends.cpu.formats import padded_rows
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.packing import unpack
-from mlc_llm.kernels.cpu.embedding import embedding
+from mlc_llm.kernels.cpu.embedding import MANY, embedding
 from mlc_llm.kernels.cpu.rows import PART, spread, take_rows
 
 
@@ -37,11 +37,12 @@ def test_columns_are_spread(isa: Isa) -> None:
 
 @pytest.mark.one_of(3)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [6, 6 * MANY])
 @each_isa()
-def test_embedding_is_the_dequantised_row(isa: Isa, kind: str) -> None:
+def test_embedding_is_the_dequantised_row(isa: Isa, count: int, kind: str) -> None:
     """Exact for all but fused multiply-and-add, which rounds once where the file's format twice."""
     w = weights(kind, isa)
-    tokens = np.array([0, 15, 16, 69, 1, 1], np.int32)
+    tokens = np.array([0, 15, 16, 69, 1, 1] * (count // 6), np.int32)
     y = np.full((len(tokens), w.columns), np.nan, np.float32)
     kernel = build(isa, embedding, padded_rows(ROWS), w.columns, w.format)
     kernel(tokens, *w.arguments(), y)

@@ -1,6 +1,6 @@
 """Rows of a packed embedding table as float32.
 
-    for each token:
+    for each token:                           in parallel where they are many
         for each weight group g, for each word j of it, for each value in the word:
             y = (q * scale + minimum, or (q - offset) * scale) * factor
 
@@ -24,11 +24,25 @@ from mlc_llm.kernels.cpu.scales import group_start, minimum_of, scale_of
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 from mlc_llm.kernels.types import Buffer, Expr
 
+MANY = 64
+"""Tokens from which on a second thread is worth its wake-up."""
+
 
 @cache
 def embedding(n: int, k: int, fmt: WeightFormat, scale: float = 1.0) -> PrimFunc:
     """Kernel arguments: tokens, table (n rows), y. The rows are multiplied by `scale`."""
     return _float_rows(n, k, fmt, scale) if fmt.is_float else _packed_rows(n, k, fmt, scale)
+
+
+@T.inline
+def _each_row(one_row, I, table, Y, m):
+    """one_row(I, table, Y, row) for all m tokens."""
+    if m >= MANY:
+        for row in T.parallel(m):
+            one_row(I, table, Y, row)
+    else:
+        for row in T.serial(m):
+            one_row(I, table, Y, row)
 
 
 def _times(value: Expr, factor: float) -> Expr:
@@ -73,6 +87,17 @@ def _packed_rows(n: int, k: int, fmt: WeightFormat, factor: float) -> PrimFunc:
     groups, words, quads = k // fmt.group, fmt.low_words, fmt.group // 4
     shape, _ = tensor_shape(fmt, n, k)
 
+    @T.inline
+    def one_row(I, table, Y, row):
+        """A token's row."""
+        for g in T.serial(groups):
+            for j in T.serial(words):
+                for part in T.unroll(fmt.parts):
+                    for byte in T.unroll(4):
+                        Y[row, g * fmt.group + quads * byte + part * words + j] = _times(
+                            _value(fmt, table, I[row], g, j, part, byte), factor
+                        )
+
     @T.prim_func(private=True, s_tir=True)
     def packed_rows(tokens: T.handle, table: T.Buffer(shape, "int32"), y: T.handle):
         T.func_attr(SCHEDULED)
@@ -80,14 +105,7 @@ def _packed_rows(n: int, k: int, fmt: WeightFormat, factor: float) -> PrimFunc:
         I = T.match_buffer(tokens, (m,), "int32")
         Y = T.match_buffer(y, (m, k), "float32")
         with T.sblock("root"):
-            for row in T.serial(m):
-                for g in T.serial(groups):
-                    for j in T.serial(words):
-                        for part in T.unroll(fmt.parts):
-                            for byte in T.unroll(4):
-                                Y[row, g * fmt.group + quads * byte + part * words + j] = _times(
-                                    _value(fmt, table, I[row], g, j, part, byte), factor
-                                )
+            _each_row(one_row, I, table, Y, m)
 
     return packed_rows
 
@@ -104,6 +122,12 @@ def _float_rows(n: int, k: int, fmt: WeightFormat, factor: float) -> PrimFunc:
     """The kernel for floats."""
     shape, dtype = tensor_shape(fmt, n, k)
 
+    @T.inline
+    def one_row(I, table, Y, row):
+        """A token's row."""
+        for i in T.serial(k):
+            Y[row, i] = _times(_float(fmt, table, I[row], i), factor)
+
     @T.prim_func(private=True, s_tir=True)
     def float_rows(tokens: T.handle, table: T.Buffer(shape, dtype), y: T.handle):
         T.func_attr(SCHEDULED)
@@ -111,8 +135,6 @@ def _float_rows(n: int, k: int, fmt: WeightFormat, factor: float) -> PrimFunc:
         I = T.match_buffer(tokens, (m,), "int32")
         Y = T.match_buffer(y, (m, k), "float32")
         with T.sblock("root"):
-            for row in T.serial(m):
-                for i in T.serial(k):
-                    Y[row, i] = _times(_float(fmt, table, I[row], i), factor)
+            _each_row(one_row, I, table, Y, m)
 
     return float_rows
