@@ -8,7 +8,16 @@ from typing import TypeAlias
 
 from tvm.script import tirx as T
 
-from mlc_llm.kernels.cpu.vectors import LOG2E, erf, exp2, fsplat, lanes_at, reduce_sum, splat, tanh
+from mlc_llm.kernels.cpu.vectors import (
+    LOG2E,
+    exp2,
+    fsplat,
+    lanes_at,
+    normal_tail,
+    reduce_sum,
+    splat,
+    tanh,
+)
 from mlc_llm.kernels.row_kinds import CLAMPED, KINDS, Given
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
@@ -37,9 +46,10 @@ def _gelu_tanh(gate: Expr, lanes: int) -> Expr:
 
 
 def _gelu(gate: Expr, lanes: int) -> Expr:
-    """x (1 + erf(x / sqrt(2))) / 2."""
-    part = erf(gate * fsplat(0.5**0.5, lanes), lanes) + fsplat(1.0, lanes)
-    return gate * fsplat(0.5, lanes) * part
+    """x (1 + erf(x / sqrt(2))) / 2: what is above 0, less what a normal tail takes off. From 30 on
+    nothing is left of the tail. A NaN is the second of two operands, so that it stays."""
+    size = T.min(T.abs(gate), fsplat(30.0, lanes))
+    return T.max(fsplat(0.0, lanes), gate) - size * normal_tail(size, lanes)
 
 
 def _clamped_swiglu(gate: Expr, up: Expr, lanes: int) -> Expr:

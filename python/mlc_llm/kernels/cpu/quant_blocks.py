@@ -139,9 +139,10 @@ class QuantizedRows:
             q[lanes_at(i * QUADS, QUADS)] = T.cast(
                 rounded(v[place, i, self.lane] * splat(step[0], QUADS), QUADS), f"int16x{QUADS}"
             )
-        high, low = T.meta_var(tuple(pack_plane(self.isa, q[all_lanes], p, GROUP) for p in (0, 1)))
-        Y[row, lanes_at(group * QUADS, QUADS)] = high
-        Y[row, lanes_at(self.k // 4 + group * QUADS, QUADS)] = low
+        Y[row, lanes_at(group * QUADS, QUADS)] = pack_plane(self.isa, q[all_lanes], 0, GROUP)
+        Y[row, lanes_at(self.k // 4 + group * QUADS, QUADS)] = pack_plane(
+            self.isa, q[all_lanes], 1, GROUP
+        )
         Y[row, sums_start(self.k) + group] = halved_sum(
             T.cast(q[all_lanes], f"int32x{GROUP}"), GROUP, "int32"
         )
