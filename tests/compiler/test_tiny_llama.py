@@ -79,7 +79,14 @@ ALL = [
     for isa in KERNELS
     for name in VARIANTS
 ]  # fmt: skip
-EACH_ISA = [pytest.param(isa, id=isa, marks=needing(isa)) for isa in KERNELS]
+LIKE_OTHERS = ("vnni-bf16", "avx-vnni")
+"""Exact ones are those of `vnni`, and but for their products those of `avx2`."""
+EACH_ISA = [
+    pytest.param(
+        isa, id=isa, marks=needing(isa, *([pytest.mark.slow] if isa in LIKE_OTHERS else []))
+    )
+    for isa in KERNELS
+]
 
 
 @cache

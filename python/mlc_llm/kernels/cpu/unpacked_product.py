@@ -1,8 +1,7 @@
 """What a task of `unpacked_matmul.py` does: a row panel times some column blocks.
 
-The sums of a row block stay in registers, where AVX-512 has 32 of them. With 16, the float32 sums
-of a row block go to the stack while a group is multiplied; and so many vectors of a column block
-follow each other that their integer sums stay.
+The sums of a row block stay in registers, of which AVX-512 has 32. With 16, the float32 sums go to
+the stack while a group is multiplied, and both planes have one integer sum.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from mlc_llm.kernels.types import Buffer, Expr, Index
 
 Words: TypeAlias = Callable[[Index, Index, Index], Expr]
 """Words of a k block of a row block: by group, row and number."""
-WIDE, NARROW_SUMS = 16, 8
-"""Lanes with 32 registers; integer sums that stay in 16 registers."""
+WIDE = 16
+"""Lanes of a machine with 32 registers."""
 
 
 class UnpackedProduct:
@@ -40,7 +39,6 @@ class UnpackedProduct:
         self.fmt, self.planes, self.accumulate = panels.fmt, planes, accumulate
         self.isa, self.rows, self.lanes = isa, panels.rows, isa.lanes
         self.vectors = BLOCK // isa.lanes
-        self.at_once = self.vectors if isa.lanes == WIDE else NARROW_SUMS // self.rows
         self.pairs = isa.sums == 1
         self.groups, self.quads, self.part = panels.groups, panels.quads, panels.part
         self.k_blocks, self.k_groups = panels.k_blocks, panels.k_groups
@@ -120,8 +118,8 @@ class UnpackedProduct:
         """One k block of a row block, which begins with that row of Y, or with row `last` if that
         is an earlier one. The sums of the last k block go to Y."""
         sums = T.alloc_buffer((self.rows, self.vectors, self.lanes), "float32")
-        high = T.alloc_buffer((self.rows, self.at_once, self.lanes), "int32")
-        low = T.alloc_buffer((self.rows, self.at_once, self.lanes), "int32")
+        high = T.alloc_buffer((self.rows, self.vectors, self.lanes), "int32")
+        low = T.alloc_buffer((self.rows, self.vectors, self.lanes), "int32")
         lane = T.meta_var(lanes_at(0, self.lanes))
         x = T.meta_var(lambda g, r, word: P[panel, k_block, b, g, r, word])
         if k_block == 0:
@@ -133,8 +131,7 @@ class UnpackedProduct:
         for g in T.serial(self.count(k_block)):
             if asked is not None:
                 ask_for_factors(asked, turn, k_block * self.k_groups + g, self.groups)
-            for part in T.unroll(self.vectors // self.at_once):
-                self.add_group(U, F, sums, high, low, g, part * self.at_once, x)
+            self.add_group(U, F, sums, high, low, g, x)
         if k_block == self.k_blocks - 1:
             self.store(Y, sums, block + c, row, last)
         else:
@@ -143,68 +140,68 @@ class UnpackedProduct:
                     S[c, b * self.rows + r, self.lanes_of(v)] = sums[r, v, lane]
 
     @T.inline
-    def add_group(self, U, F, sums, high, low, g, first, x):
-        """A group of the vectors that begin with that one."""
+    def add_group(self, U, F, sums, high, low, g, x):
+        """A group of a row block."""
         lane = T.meta_var(lanes_at(0, self.lanes))
         if self.lanes == WIDE:
-            self.multiply_group(U, high, low, g, first, x)
+            self.multiply_planes(U, high, low, g, x)
         else:
-            self.multiply_in_turn(U, low, g, first, x)
+            self.multiply_in_turn(U, low, g, x)
         for r in T.unroll(self.rows):
-            for v in T.unroll(self.at_once):
-                sums[r, first + v, lane] = self.added(
-                    sums[r, first + v, lane],
+            for v in T.unroll(self.vectors):
+                sums[r, v, lane] = self.added(
+                    sums[r, v, lane],
                     self.joined(high[r, v, lane], low[r, v, lane]),
-                    *(F, g, first + v, r, x),
+                    *(F, g, v, r, x),
                 )
 
     @T.inline
-    def multiply_group(self, U, high, low, g, first, x):
+    def multiply_planes(self, U, high, low, g, x):
         """The integer sums of a group. Both planes of a word follow each other: with one plane
         behind the other, weights stayed in registers, and sums went to the stack for them."""
         lane = T.meta_var(lanes_at(0, self.lanes))
         for r in T.unroll(self.rows):
-            for v in T.unroll(self.at_once):
+            for v in T.unroll(self.vectors):
                 low[r, v, lane] = splat(self.begin(x, g, r), self.lanes)
                 if self.planes == 2:
                     high[r, v, lane] = splat(T.int32(0), self.lanes)
         for q in T.unroll(self.words):
             for r in T.unroll(self.rows):
                 if self.planes == 2:
-                    self.multiply_word(U, high, g, first, x, r, q, 0)
-                self.multiply_word(U, low, g, first, x, r, q, self.last_plane)
+                    self.multiply_word(U, high, g, x, r, q, 0)
+                self.multiply_word(U, low, g, x, r, q, self.last_plane)
 
     @T.inline
-    def multiply_in_turn(self, U, sums, g, first, x):
+    def multiply_in_turn(self, U, sums, g, x):
         """The same with few registers: one plane behind the other, into one sum."""
         lane = T.meta_var(lanes_at(0, self.lanes))
         for r in T.unroll(self.rows):
-            for v in T.unroll(self.at_once):
+            for v in T.unroll(self.vectors):
                 sums[r, v, lane] = splat(
                     self.begin(x, g, r) if self.planes == 1 else T.int32(0), self.lanes
                 )
         for plane in T.serial(self.planes):
             if self.planes == 2:
                 for r in T.unroll(self.rows):
-                    for v in T.unroll(self.at_once):
+                    for v in T.unroll(self.vectors):
                         sums[r, v, lane] = T.shift_left(
                             sums[r, v, lane], splat(T.int32(8), self.lanes)
                         )
             for q in T.serial(self.words):
                 for r in T.unroll(self.rows):
-                    self.multiply_word(U, sums, g, first, x, r, q, plane * self.quads)
+                    self.multiply_word(U, sums, g, x, r, q, plane * self.quads)
         if self.planes == 2 and not self.fmt.has_minimum:
             for r in T.unroll(self.rows):
-                for v in T.unroll(self.at_once):
+                for v in T.unroll(self.vectors):
                     sums[r, v, lane] = sums[r, v, lane] + splat(self.begin(x, g, r), self.lanes)
 
     @T.inline
-    def multiply_word(self, U, sums, g, first, x, r, q, plane):
+    def multiply_word(self, U, sums, g, x, r, q, plane):
         """Adds a row's products of word q of a group."""
         lane = T.meta_var(lanes_at(0, self.lanes))
-        for v in T.unroll(self.at_once):
+        for v in T.unroll(self.vectors):
             sums[r, v, lane] = multiply_words(
-                *(self.isa, sums[r, v, lane], U[g, q, self.lanes_of(first + v)]),
+                *(self.isa, sums[r, v, lane], U[g, q, self.lanes_of(v)]),
                 x(g, r, plane + q),
             )
 
