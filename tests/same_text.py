@@ -4,6 +4,7 @@ mixed lengths, prompts in chunks, prefixes of earlier answers, drafts, windows."
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,19 @@ def _check_drafts(model: Path, kernels: str | None, folder: Path, expected: Answ
     for mode, drafts in _drafters(folder):
         drafting = Opened(model, kernels, speculative_mode=mode, additional_models=drafts)
         assert drafting.together() == expected, mode
-        assert drafting.counted("draft_count") > 0, mode
+        is_new = mode == "prompt_lookup" and not _repeats(expected)
+        assert is_new or drafting.counted("draft_count") > 0, mode
+
+
+def _repeats(answers: Answers) -> bool:
+    """Some text has a pair of tokens again, before the last token of its answer: what follows it is
+    looked up then. (Texts of random models may have none.)"""
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        text = [*prompt, *answer]
+        pairs = list(pairwise(text))
+        if any(pairs[i] in pairs[:i] for i in range(len(prompt) - 1, len(pairs) - 1)):
+            return True
+    return False
 
 
 def _drafters(folder: Path) -> Iterator[tuple[str, list[str]]]:
