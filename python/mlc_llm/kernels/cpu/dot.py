@@ -25,6 +25,7 @@ The planes are:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from tvm.script import tirx as T
@@ -87,19 +88,11 @@ def dot(
 
 
 def _dot_vnni(
-    fmt: WeightFormat, sums: Expr, w: Words, x: Words, j: Index, part: int, plane: int
+    lanes: int, fmt: WeightFormat, sums: Expr, w: Words, x: Words, j: Index, part: int, plane: int
 ) -> Expr:
-    """AVX-512 VNNI: four products of bytes a lane."""
-    values, quad = weight_values(fmt, w, j, part, 16, BYTES), j + part * fmt.low_words
-    return multiply_bytes(sums, values, x(plane * (fmt.group // 4) + quad), 16)
-
-
-def _dot_avx_vnni(
-    fmt: WeightFormat, sums: Expr, w: Words, x: Words, j: Index, part: int, plane: int
-) -> Expr:
-    """AVX-VNNI: the same on half as many lanes."""
-    values, quad = weight_values(fmt, w, j, part, 8, BYTES), j + part * fmt.low_words
-    return multiply_bytes(sums, values, x(plane * (fmt.group // 4) + quad), 8)
+    """VNNI: four products of bytes a lane."""
+    values, quad = weight_values(fmt, w, j, part, lanes, BYTES), j + part * fmt.low_words
+    return multiply_bytes(sums, values, x(plane * (fmt.group // 4) + quad), lanes)
 
 
 def multiply_words(isa: Isa, sums: Expr, values: Expr, x: Expr) -> Expr:
@@ -186,10 +179,7 @@ def _dot_arm(
 
 
 _STEPS = {
-    AMX.name: _dot_vnni,
-    VNNI_BF16.name: _dot_vnni,
-    VNNI.name: _dot_vnni,
-    AVX_VNNI.name: _dot_avx_vnni,
+    **{isa.name: partial(_dot_vnni, isa.lanes) for isa in (AMX, VNNI_BF16, VNNI, AVX_VNNI)},
     AVX2.name: _dot_avx2,
     I8MM.name: _dot_i8mm,
     DOTPROD.name: _dot_dotprod,
