@@ -12,6 +12,7 @@ from kernel_tools import build, each_isa
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.input_kinds import ACTIVATIONS
 from mlc_llm.kernels.cpu.vectors import (
     SCHEDULED,
     exp2,
@@ -39,7 +40,7 @@ def exp2_of_all() -> tvm.tirx.PrimFunc:
 
 @cache
 def bounded_of_all(name: str) -> tvm.tirx.PrimFunc:
-    function = {"tanh": tanh, "normal_tail": normal_tail}[name]
+    function = {"tanh": tanh, "normal_tail": normal_tail, **ACTIVATIONS}[name]
 
     @T.prim_func(private=True, s_tir=True)
     def func(X: T.Buffer((N,), "float32"), Y: T.Buffer((N,), "float32")):
@@ -85,6 +86,18 @@ def test_normal_tail(isa: Isa) -> None:
     exact = np.array([math.erfc(float(one) / math.sqrt(2)) / 2 for one in x])
     assert (np.abs(y - exact) <= 3e-7).all()
     assert (y[2:4] <= 1e-30).all()
+
+
+@each_isa()
+def test_gelu(isa: Isa) -> None:
+    x = np.random.default_rng(1).uniform(-12, 12, N).astype(np.float32)
+    x[:8] = 0, 1e-20, -1e-20, 1e30, -1e30, np.inf, -np.inf, np.nan
+    y = np.full_like(x, np.nan)
+    build(isa, bounded_of_all, "gelu")(x, y)
+    assert np.isnan(y[7]) and y[5] == np.inf and abs(y[6]) <= 1e-30
+    exact = np.array([float(one) * math.erfc(-float(one) / math.sqrt(2)) / 2 for one in x[8:]])
+    assert (np.abs(y[8:] - exact) <= np.minimum(5e-7, 7e-7 * np.abs(x[8:]))).all()
+    assert y[0] == 0 and (y[1:3] == x[1:3] / 2).all() and y[3] == x[3] and abs(y[4]) <= 1e-30
 
 
 @each_isa()
