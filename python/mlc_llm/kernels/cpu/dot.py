@@ -178,7 +178,7 @@ def _dot_arm(
     )
 
 
-_STEPS = {
+_STEPS: dict[str, Callable[..., Expr]] = {
     **{isa.name: partial(_dot_vnni, isa.lanes) for isa in (AMX, VNNI_BF16, VNNI, AVX_VNNI)},
     AVX2.name: _dot_avx2,
     I8MM.name: _dot_i8mm,
