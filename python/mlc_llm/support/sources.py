@@ -7,9 +7,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+_ENDS = (".py", ".ll")
+"""Of the names of files in Python, and in LLVM's language."""
+
 
 def hash_of_sources(package: Path, folders: Iterable[str]) -> str:
-    """Hexadecimal SHA-256 of the Python files in folders of a package, with their names in it.
+    """Hexadecimal SHA-256 of the source files in folders of a package, with their names in it.
     Raises OSError."""
     found = hashlib.sha256()
     for folder in folders:
@@ -39,5 +42,5 @@ def _sources(folder: str) -> list[str]:
         os.path.join(where, name)
         for where, _, names in walk
         for name in names
-        if name[-3:] == ".py"
+        if name[-3:] in _ENDS
     )
