@@ -16,6 +16,7 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
+from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.batch import Batch, BatchRow, Sampled
@@ -106,6 +107,10 @@ class TinyModels:
             folder.mkdir()
             pack_weights(plan, backend_of(kernels), model.tensors, folder, lambda _: None)
         return folder
+
+    def spec(self, name: str) -> ModelSpec:
+        """What the model is."""
+        return self._planned(name)[1].spec
 
     def _planned(self, name: str) -> tuple[GGUFFile, WeightPlan]:
         model = GGUFFile.open(self.path(name))
