@@ -6,7 +6,9 @@ import os
 import platform
 import signal
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,11 @@ from mlc_llm.backends.cpu.team_code import compile_text, source_for
 from mlc_llm.backends.cpu.thread_team import MOST_MEMBERS, ThreadTeam
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.kernels.cpu.launches import all_meet, one_launch
+from mlc_llm.support.machine import usable_cores
 
 SIZE, MEETINGS = 64, 6
+ALL = 0
+"""Number of members that stands for all."""
 
 
 @T.prim_func(s_tir=True)
@@ -163,6 +168,39 @@ def test_a_process_that_forks_during_a_step(module: tvm_ffi.Module) -> None:
     step.join()
     assert os.waitpid(child, 0)[1] == 0
     check(leading)
+
+
+@pytest.mark.timing
+@pytest.mark.skipif(usable_cores() < 2, reason="a team has a thread a core")
+def test_members_whose_cores_others_have_are_left_out_for_a_while(module: tvm_ffi.Module) -> None:
+    """All threads on one core: one of them is as fast as two, which would wait for each other."""
+    members, leading = module["members"], ThreadTeam(module, 2).leading(module["turned"])
+    until(lambda: members() == ALL, leading)
+    usual = os.sched_getaffinity(0)
+    try:
+        confine({min(usual)})
+        until(lambda: members() == 1, leading)
+        check(module["turned"])  # outside a step
+    finally:
+        confine(usual)
+    until(lambda: members() == ALL, leading)
+    for _ in range(20):
+        check(leading)
+
+
+def until(is_so: Callable[[], bool], leading: Callable[..., Any]) -> None:
+    """Goes on computing, up to a minute."""
+    end = time.monotonic() + 60
+    while not is_so():
+        check(leading)
+        assert time.monotonic() < end
+
+
+def confine(cores: set[int]) -> None:
+    """All threads of this process."""
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), cores)
 
 
 def _code(leading: Callable[..., Any]) -> int:

@@ -17,16 +17,21 @@ SOURCE = Path(__file__).with_name("thread_team.ll")
 _PAUSES = {"x86_64": ("llvm.x86.sse2.pause", ""), "aarch64": ("llvm.aarch64.hint", "i32 1")}
 """What tells a processor that a thread waits: a function of LLVM, its argument."""
 
+_CLOCKS = {False: (1, 3), True: (6, 16)}
+"""CLOCK_MONOTONIC and CLOCK_THREAD_CPUTIME_ID; True: of Apple's systems."""
+
 
 def compile_team(target: tvm.target.Target, path: Path) -> None:
     """Writes an object file that is linked together with kernels for the same target."""
     triple = str(target.attrs.get("mtriple") or codegen.llvm_get_system_triple())
-    compile_text(source_for(triple.split("-", maxsplit=1)[0]), target, path)
+    compile_text(source_for(triple), target, path)
 
 
-def source_for(family: str) -> str:
-    """The text for a family of processors, by its name in triples."""
-    text = SOURCE.read_text(encoding="utf-8")
+def source_for(triple: str) -> str:
+    """The text for an LLVM triple."""
+    family, text = triple.split("-", maxsplit=1)[0], SOURCE.read_text(encoding="utf-8")
+    time, core = _CLOCKS[any(name in triple for name in ("darwin", "macos"))]
+    text = text.replace("{clock}", str(time)).replace("{core_clock}", str(core))
     if family not in _PAUSES:
         return text.replace("{declare_pause}", "").replace("{pause}", "")
     name, argument = _PAUSES[family]

@@ -10,10 +10,11 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.support.machine import usable_cores
 
 THREADS_VARIABLE = "MLC_NUM_THREADS"
-SPINS = 10_000
-"""How often an idle worker yields before it sleeps: for some milliseconds, longer than the pause
-between two steps. TVM's own number is thirty times that, and a worker outlives its engine so long
-too: engines made in a row kept some twenty threads, each with its own memory of malloc."""
+SPINS = 1_000
+"""How often an idle worker yields before it sleeps: for half a millisecond, longer than the pause
+between two steps. TVM's own number is three hundred times that. Where other programs have the
+cores, each time takes milliseconds, and the worker is in the way of the thread that computes. It
+outlives its engine so long too: engines made in a row kept some twenty threads."""
 
 logger = logging.getLogger(__name__)
 
