@@ -159,7 +159,8 @@ def test_pages_are_all_free_afterwards(engine: SyncMLCEngine, narrow: SyncMLCEng
         one.reset()
         with pytest.raises(InvalidField, match="prompt token id"):
             one.generate([[1], [10**6]], GenerationConfig())
-        texts, _ = one.generate([[1, 2, 3]], GenerationConfig(max_tokens=5))
+        config = GenerationConfig(max_tokens=5, debug_config={"ignore_eos": True})
+        texts, _ = one.generate([[1, 2, 3]], config)
         assert len(texts) == 1
         assert one.metrics()["completion_tokens_sum"] == 5
 
