@@ -96,7 +96,9 @@ QUICK = ("q4f16_1", "gptq")
 
 
 @pytest.mark.one_of(3)
-@pytest.mark.parametrize("kernels", [None, "portable"], ids=["machine", "portable"])
+@pytest.mark.parametrize(
+    "kernels", [pytest.param(None, marks=pytest.mark.slow), "portable"], ids=["machine", "portable"]
+)
 @pytest.mark.parametrize(
     "case", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in CASES]
 )

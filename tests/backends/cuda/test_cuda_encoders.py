@@ -39,7 +39,6 @@ CASES = {
     "bert": TinyEncoder(labels=1),
     "nomic-bert": TinyEncoder("nomic-bert"),
 }
-QUICK = "modern-bert"
 
 
 def by_the_reference(plan: WeightPlan, file: GGUFFile, folder: Path) -> EncoderRunner:
@@ -81,9 +80,8 @@ def check(
         assert error <= WORST
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one != QUICK)) for one in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_vectors(fake: dict[str, str], tmp_path: Path, name: str) -> None:
     check(fake, tmp_path, CASES[name], LEAST, "exact")
 

@@ -74,7 +74,8 @@ def both(folder: Path, plan: WeightPlan, tensors: Mapping[str, Tensor]) -> dict[
     return found
 
 
-@pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("beside", [False, True])
 def test_vectors_of_a_tower(fake: dict[str, str], tmp_path: Path, beside: bool) -> None:
     files, out = tower_files(tmp_path, beside=beside), tmp_path / "out.npy"
     folders = both(tmp_path / "tower", files.plan(), files.tensors)

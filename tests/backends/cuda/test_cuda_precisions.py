@@ -63,10 +63,11 @@ def divergence(exact: np.ndarray, found: np.ndarray) -> np.ndarray:
     ("precision", "arch"),
     [
         ("fast", "sm_90a"),
-        pytest.param("fast-prompts", "sm_90a", marks=pytest.mark.slow),
-        pytest.param("fast-prompts", "sm_80", marks=pytest.mark.slow),
+        ("fast-prompts", "sm_90a"),
+        ("fast-prompts", "sm_80"),
     ],
 )
+@pytest.mark.slow
 def test_near_the_exact_logits_and_not_equal(model: Model, precision: Precision, arch: str) -> None:
     """And with the same bits in steps of any size."""
     found, exact = model.logits(precision, arch), model.logits("exact", "sm_90a")

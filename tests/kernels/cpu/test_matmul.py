@@ -156,7 +156,7 @@ def test_product(isa: Isa, kind: str) -> None:
         assert (y[:, ROWS:] == 0).all(), "padding"
 
 
-@pytest.mark.one_of(4)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa()
 def test_accumulating_adds_the_very_same_product(isa: Isa, kind: str) -> None:
@@ -199,7 +199,7 @@ def many(isa: Isa, kind: str, m: int) -> tuple[Weights, Array]:
     return Weights(packed, exact, exact), few[np.arange(m) * 3 % 7]
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize(
     ("kind", "m", "add"),
     [("Q4_0", 64, False), ("Q4_1", 67, True), ("Q6_K", 70, False), ("Q8_0", 530, True)],
@@ -215,7 +215,7 @@ def test_many_fast_rows_have_the_bits_of_few(isa: Isa, kind: str, m: int, add: b
         assert y[:fast].tobytes() == few[np.arange(fast) % 7].tobytes(), f"{fast} fast rows"
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize(
     ("kind", "m", "add"),
     [
