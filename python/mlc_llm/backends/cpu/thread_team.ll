@@ -37,7 +37,7 @@
 @size = internal global i32 0              ; members of the next steps; 0: all
 @window = internal global %Window zeroinitializer
 @held = internal global i64 0              ; nanoseconds of steps until all members try again
-@hold = internal global i64 250000000      ; how many there are the next time
+@hold = internal global i64 100000000      ; how many there are the next time
 
 @kind = internal constant [13 x i8] c"RuntimeError\00"
 @message = internal constant [34 x i8] c"a thread could not end its kernel\00"
@@ -308,7 +308,7 @@ add:
   store i64 %time, ptr @window
   store i64 %more_cores, ptr getelementptr (%Window, ptr @window, i32 0, i32 1)
   store i64 %more_work, ptr getelementptr (%Window, ptr @window, i32 0, i32 2)
-  %is_short = icmp slt i64 %time, 10000000
+  %is_short = icmp slt i64 %time, 40000000
   br i1 %is_short, label %end, label %decide
 decide:                                    ; cores that were others', counted from 0.3 of one
   store %Window zeroinitializer, ptr @window
@@ -338,7 +338,7 @@ shrink:
   store i64 %longer, ptr @hold
   ret void
 stay:
-  store i64 250000000, ptr @hold
+  store i64 100000000, ptr @hold
   ret void
 end:
   ret void
