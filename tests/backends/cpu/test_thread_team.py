@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import signal
 import threading
 import time
@@ -168,6 +169,16 @@ def test_a_process_that_forks_during_a_step(module: tvm_ffi.Module) -> None:
     step.join()
     assert os.waitpid(child, 0)[1] == 0
     check(leading)
+
+
+@pytest.mark.parametrize(
+    ("triple", "clocks"), [("x86_64-pc-linux-gnu", {1, 3}), ("arm64-apple-macosx15.0", {6, 16})]
+)
+def test_clocks_have_the_numbers_of_the_system(triple: str, clocks: set[int]) -> None:
+    """As <time.h> says there: the time that passes, and the time of a thread's core."""
+    text = source_for(triple)
+    assert {int(one) for one in re.findall(r"call i64 @nanoseconds\(i32 (\d+)\)", text)} == clocks
+    assert not re.search(r"\{[a-z_]+\}", text), "all is filled in"
 
 
 @pytest.mark.timing

@@ -117,7 +117,9 @@ define internal i32 @launch(ptr %kernel, ptr %data, i32 %tasks) {
   br i1 %leads, label %post, label %alone
 alone:
   %size = load i32, ptr @size
-  %status_alone = call i32 @launch_without(ptr %kernel, ptr %data, i32 %size)
+  %is_all = icmp eq i32 %size, 0
+  %threads = select i1 %is_all, i32 %tasks, i32 %size
+  %status_alone = call i32 @launch_without(ptr %kernel, ptr %data, i32 %threads)
   ret i32 %status_alone
 post:
   %before = load i64, ptr @posted
