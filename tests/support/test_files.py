@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlc_llm.errors import CacheError
-from mlc_llm.support import files
+from mlc_llm.support import file_locks, files
 from mlc_llm.support.file_locks import file_lock, forget_empty
 from mlc_llm.support.files import (
     cache_dir,
@@ -195,6 +195,29 @@ def test_threads_exclude_each_other(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(timeout=20)
     assert (most, inside) == (1, 0)
+
+
+@pytest.mark.parametrize("quiet", [0.0, 60.0])
+def test_only_a_long_wait_is_told(
+    quiet: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(file_locks, "_QUIET_S", quiet)
+    path, waits = tmp_path / "x.lock", threading.Event()
+
+    def work() -> None:
+        with file_lock(path, waiting=waits.set):
+            pass
+
+    other = threading.Thread(target=work)
+    with file_lock(path):
+        other.start()
+        assert waits.wait(20)
+        time.sleep(3 * file_locks._POLL_S)
+    other.join(20)
+    assert ("waiting for another process" in capsys.readouterr().err) == (quiet == 0)
 
 
 HOLD = """

@@ -15,6 +15,8 @@ from mlc_llm.support.progress import progress
 from mlc_llm.support.trust import make_folder
 
 _POLL_S = 0.05
+_QUIET_S = 1.0
+"""Nobody is told of a shorter wait: engines that open at once take turns for a moment."""
 
 
 @contextlib.contextmanager
@@ -106,9 +108,15 @@ def held_if_free(path: Path) -> Iterator[bool]:
 
 
 def _wait_for(number: int, path: Path) -> None:
-    with progress("waiting for another process that makes the same", None), cache_errors(path):
-        while not _try_lock(number):
+    with cache_errors(path):
+        end = time.monotonic() + _QUIET_S
+        while time.monotonic() < end:
+            if _try_lock(number):
+                return
             time.sleep(_POLL_S)
+        with progress("waiting for another process that makes the same", None):
+            while not _try_lock(number):
+                time.sleep(_POLL_S)
 
 
 if sys.platform == "win32":
