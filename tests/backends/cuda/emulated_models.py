@@ -44,9 +44,10 @@ def emulated_library(
 
 
 def emulated_into(
-    spec: ModelSpec, backend: Backend, folder: Path, *, triple: str | None = None
-) -> None:
-    """In the place of `build_library`."""
+    spec: ModelSpec, backend: Backend, folder: Path, *, triple: str | None = None,
+    libraries: Path | None = None,
+) -> None:  # fmt: skip
+    """In the place of `build_library`. It takes nothing from other libraries."""
     assert triple is None
     shutil.copytree(_emulated(spec, backend), folder, dirs_exist_ok=True)
 
