@@ -18,7 +18,7 @@ import tvm
 import tvm_ffi_orcjit
 from pairs import every_other
 
-from mlc_llm.backends.cpu.codegen import NEEDLESS
+from mlc_llm.backends.cpu.codegen import needless
 from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import AVX_VNNI, ISAS, VNNI_BF16, Isa
 from mlc_llm.backends.cpu.packing import Packed
@@ -107,7 +107,7 @@ def build(isa: Isa, make: Maker, *args: object, **options: object) -> Callable[.
         func, isa = amx_tools.emulated(func), VNNI_BF16
     configure_threads()
     func = func.with_attr("global_symbol", "k")
-    content = (func.script(show_meta=True), str(target_for(isa)), tvm.__version__, NEEDLESS)
+    content = (func.script(show_meta=True), str(target_for(isa)), tvm.__version__, needless(isa))
     path = kept.folder("kernels") / f"{kept.digest(*content)}.o"
     kernel = _linked(kept.entry(path, lambda new: _compile(new, func, isa)))
 
@@ -121,7 +121,7 @@ def build(isa: Isa, make: Maker, *args: object, **options: object) -> Callable[.
 
 
 def _compile(path: Path, func: tvm.tirx.PrimFunc, isa: Isa) -> None:
-    with tvm.transform.PassContext(disabled_pass=list(NEEDLESS)):  # as libraries are compiled
+    with tvm.transform.PassContext(disabled_pass=list(needless(isa))):  # as libraries are compiled
         module = tvm.tirx.build(func, target=target_for(isa))
     module.write_to_file(str(path))
 

@@ -115,9 +115,8 @@ class CpuBackend:
         triple: str | None = None,
         libraries: Path | None = None,
     ) -> Compiled:
-        from mlc_llm.backends.cpu.codegen import NEEDLESS, NEEDLESS_WITHOUT_TILES, compile_module
+        from mlc_llm.backends.cpu.codegen import compile_module, needless
 
-        has_tiles, target = self.isa.amx_tiles, target_for(self.isa, triple)
-        requires = ("amx",) if has_tiles else ()
-        without = NEEDLESS if has_tiles else NEEDLESS_WITHOUT_TILES
-        return compile_module(module, target, folder, requires, without, libraries)
+        requires = ("amx",) if self.isa.amx_tiles else ()
+        target = target_for(self.isa, triple)
+        return compile_module(module, target, folder, requires, needless(self.isa), libraries)

@@ -12,6 +12,7 @@ from tvm.relax import vm_build
 
 from mlc_llm.backends.base import Compiled
 from mlc_llm.backends.cpu.built_kernels import BuiltKernels, kernel_file
+from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.overwrites import check_overwrites
 from mlc_llm.backends.cpu.team_code import compile_team
 from mlc_llm.backends.cpu.threads import compiling_threads
@@ -20,17 +21,22 @@ from mlc_llm.backends.needless_calls import WithoutNeedlessCalls
 
 BYTECODE_FILE = "vm.bin"
 TEAM_FILE = "team.o"
-NEEDLESS = ("s_tir.CompactBufferAllocation",)
+_NEEDLESS = ("s_tir.CompactBufferAllocation",)
 """Passes that take a third of the build and change no kernel of ours, which allocate what they
 use."""
-NEEDLESS_WITHOUT_TILES = (
-    *NEEDLESS,
+_NEEDLESS_WITHOUT_TILES = (
+    *_NEEDLESS,
     "s_tir.HoistIfThenElse",
     "s_tir.InjectPermutedLayout",
     "s_tir.InjectVirtualThread",
 )
 """A tenth more: what is for threads of GPUs, and for conditions, which LLVM moves to the same
 places. In three kernels for AMX it does not."""
+
+
+def needless(isa: Isa) -> tuple[str, ...]:
+    """Passes of TVM that are left out of the build of these kernels."""
+    return _NEEDLESS if isa.amx_tiles else _NEEDLESS_WITHOUT_TILES
 
 
 def pipeline(workspaces: IntoWorkspaces) -> tvm.transform.Pass:
