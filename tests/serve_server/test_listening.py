@@ -137,11 +137,9 @@ def run(*arguments: str, code: str = "", **environment: str) -> subprocess.Compl
 
 @pytest.fixture
 def refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The same in this process, which takes less time. Its cache is its own: a command that waits
-    for another one says so."""
-    monkeypatch.setenv("MLC_LLM_HOME", str(tmp_path / "home"))
+    """The same in this process, which takes less time."""
 
     def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
         try:
