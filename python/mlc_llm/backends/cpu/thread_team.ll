@@ -62,8 +62,8 @@ define internal i64 @nanoseconds(i32 %clock) {
   ret i64 %all
 }
 
-; One turn of a loop in which a member waits; own: his %Done. The first turns are not counted: to
-; ask for the time takes as long as five of them.
+; One turn of a loop in which a member waits; own: his %Done. The first turns are not counted: most
+; waits are as short, and to ask for the time is a call of the system.
 define internal void @rest(i32 %turns, ptr %own) {
   %is_long = icmp uge i32 %turns, 1000
   %has_some = icmp uge i32 %turns, 128
@@ -340,7 +340,7 @@ shrink:
   store i64 %longer, ptr @hold
   ret void
 stay:
-  store i64 100000000, ptr @hold
+  store i64 100000000, ptr @hold           ; as at first
   ret void
 end:
   ret void
