@@ -112,8 +112,10 @@ class IntegerProduct:
         before these."""
         for s in T.serial(self.streams):
             for t in T.serial(count):
+                row = T.alloc_buffer((1,), "int32")  # or TVM would write it out for each word
+                row[0] = start + t * rows
                 self.multiply_block(
-                    X, W, Y, RowBlock(block + s * self.apart, 1, start + t * rows, rows), planes,
+                    X, W, Y, RowBlock(block + s * self.apart, 1, row[0], rows), planes,
                     Turn(block + s * self.apart, before + t, blocks), asked,
                 )  # fmt: skip
 

@@ -38,6 +38,9 @@ DESCRIPTION = 3
 """How many they are."""
 STRETCH = 128
 """Columns of a stretch. Their buffers are on the stack, where TVM keeps less than a KiB."""
+ROW, PLACE, FIRST, COUNT = range(4)
+"""What a thread keeps of its part of a row, in a buffer: TVM writes a number with a name out
+wherever it is read, and a quotient whose sign it cannot tell is a long expression."""
 PART, NORM_PART, MOST_PARTS = 256, 512, 16
 """Columns of a part of a row, of one whose norm is looked for, and parts at most."""
 
@@ -215,10 +218,11 @@ class SharedRows(QuantizedRows):
     def quantize_some(self, given, target, m, source, place):
         """m rows, on the threads of a launch. source, place: the row of X and of the target."""
         parts: T.let[T.int32] = T.if_then_else(m < MOST_PARTS, self.parts, 1)
-        groups: T.let[T.int32] = T.ceildiv(self.k // self.group, parts)
+        groups: T.let[T.int32] = T.truncdiv(self.k // self.group + parts - 1, parts)
         for u in T.parallel(m * parts):
-            first = T.meta_var(u % parts * groups)
-            self.quantize_groups(
-                *(given, source(u // parts), target, place(u // parts), first),
-                T.min(groups, self.k // self.group - first),
-            )
+            at = T.alloc_buffer((4,), "int32")
+            at[ROW] = source(T.truncdiv(u, parts))
+            at[PLACE] = place(T.truncdiv(u, parts))
+            at[FIRST] = T.truncmod(u, parts) * groups
+            at[COUNT] = T.min(groups, self.k // self.group - at[FIRST])
+            self.quantize_groups(given, at[ROW], target, at[PLACE], at[FIRST], at[COUNT])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tvm.script import tirx as T
-from tvm.tirx import Shuffle
+from tvm.tirx import Let, Shuffle, Var
 
 from mlc_llm.kernels import tvm_patches
 from mlc_llm.kernels.types import Buffer, Expr, Index
@@ -32,22 +32,45 @@ def fsplat(value: float, lanes: int) -> Expr:
     return T.broadcast(T.float32(value), lanes)
 
 
+def named(value: Expr, use: Callable[[Expr], Expr]) -> Expr:
+    """use(value), with the value written once however often `use` has it.
+
+    TVM walks through every copy of an expression: a sum of halves of halves, written out, has 31
+    copies of its vector. A result that has a name in it must not be copied either: TVM refuses a
+    second definition.
+    """
+    name = Var("x", value.ty)
+    bound: Expr = Let(name, value, use(name))
+    return bound
+
+
+def polynomial(x: Expr, factors: Sequence[float], lanes: int) -> Expr:
+    """factors[0] x^n + factors[1] x^(n - 1) + ... in float32; x: best a name."""
+    power = fsplat(factors[0], lanes)
+    for factor in factors[1:]:
+        power = power * x + fsplat(factor, lanes)
+    return power
+
+
 def exp2(x: Expr, lanes: int) -> Expr:
     """2**x for float32 lanes, x <= 127, relative error below 2e-7; exactly 1 at 0.
 
     As in the Cephes library: 2**round(x) goes into the exponent bits, and a polynomial computes
     2**(the rest), from -1/2 to 1/2. Below -126 the result is 2**-126; a NaN may be lost.
     """
-    x = T.max(x, fsplat(-126.0, lanes))
-    whole = T.nearbyint(x)
-    fraction = x - whole
-    power = fsplat(1.5353362e-4, lanes)
-    for term in (1.3398874e-3, 9.6184373e-3, 5.5503324e-2, 2.4022648e-1, 6.9314720e-1, 1.0):
-        power = power * fraction + fsplat(term, lanes)
-    bits = T.shift_left(
-        T.cast(whole, f"int32x{lanes}") + splat(T.int32(127), lanes), splat(T.int32(23), lanes)
+    factors = (1.5353362e-4, 1.3398874e-3, 9.6184373e-3, 5.5503324e-2, 2.4022648e-1, 6.9314720e-1)
+
+    def scaled(x: Expr, whole: Expr) -> Expr:
+        power = named(x - whole, lambda rest: polynomial(rest, (*factors, 1.0), lanes))
+        bits = T.shift_left(
+            T.cast(whole, f"int32x{lanes}") + splat(T.int32(127), lanes), splat(T.int32(23), lanes)
+        )
+        return power * T.reinterpret(bits, dtype=f"float32x{lanes}")
+
+    return named(
+        T.max(x, fsplat(-126.0, lanes)),
+        lambda x: named(T.nearbyint(x), lambda whole: scaled(x, whole)),
     )
-    return power * T.reinterpret(bits, dtype=f"float32x{lanes}")
 
 
 def tanh(x: Expr, lanes: int) -> Expr:
@@ -55,14 +78,26 @@ def tanh(x: Expr, lanes: int) -> Expr:
 
     As in the Cephes library: a polynomial below 0.625, 1 - 2 / (e^(2x) + 1) above.
     """
-    one, square, size = fsplat(1.0, lanes), x * x, T.abs(x)
-    small = fsplat(-5.70498872745e-3, lanes)
-    for term in (2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1):
-        small = small * square + fsplat(term, lanes)
-    power = exp2(T.min(size * fsplat(2 * LOG2E, lanes), fsplat(64.0, lanes)), lanes)
-    large = one - fsplat(2.0, lanes) / (power + one)
-    large = T.Select(x < fsplat(0.0, lanes), fsplat(0.0, lanes) - large, large)
-    return T.Select(size > fsplat(0.625, lanes), large, small * square * x + x)
+    zero, one = fsplat(0.0, lanes), fsplat(1.0, lanes)
+    factors = -5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1
+
+    def small(x: Expr) -> Expr:
+        return named(
+            x * x,
+            lambda square: (
+                polynomial(square, (*factors, -3.33332819422e-1), lanes) * square * x + x
+            ),
+        )
+
+    def large(x: Expr, size: Expr) -> Expr:
+        power = exp2(T.min(size * fsplat(2 * LOG2E, lanes), fsplat(64.0, lanes)), lanes)
+        size = one - fsplat(2.0, lanes) / (power + one)
+        return named(size, lambda size: T.Select(x < zero, zero - size, size))
+
+    def both(x: Expr, size: Expr) -> Expr:
+        return T.Select(size > fsplat(0.625, lanes), large(x, size), small(x))
+
+    return named(x, lambda x: named(T.abs(x), lambda size: both(x, size)))
 
 
 def capped(x: Expr, cap: float | None, lanes: int) -> Expr:
@@ -78,11 +113,14 @@ def normal_tail(size: Expr, lanes: int) -> Expr:
 
     Abramowitz and Stegun (1964), 7.1.26.
     """
-    t = fsplat(1.0, lanes) / (fsplat(0.3275911 * 0.5**0.5, lanes) * size + fsplat(1.0, lanes))
-    power = fsplat(1.061405429 / 2, lanes)
-    for term in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        power = power * t + fsplat(term / 2, lanes)
-    return power * t * exp2(size * size * fsplat(-LOG2E / 2, lanes), lanes)
+    factors = 1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592
+
+    def tail(size: Expr) -> Expr:
+        t = fsplat(1.0, lanes) / (fsplat(0.3275911 * 0.5**0.5, lanes) * size + fsplat(1.0, lanes))
+        power = named(t, lambda t: polynomial(t, [factor / 2 for factor in factors], lanes) * t)
+        return power * exp2(size * size * fsplat(-LOG2E / 2, lanes), lanes)
+
+    return named(size, tail)
 
 
 def reduce_max(buffer: Buffer, lanes: int, row: Index | None = None) -> Expr:
@@ -98,11 +136,13 @@ def reduce_sum(buffer: Buffer, lanes: int, row: Index | None = None) -> Expr:
 def halved_sum(x: Expr, lanes: int, dtype: str = "float32") -> Expr:
     """Sum of the lanes of a vector, whose number is a power of two: halves are added until one lane
     is left. It takes fewer instructions than `reduce_sum`, and adds in another order."""
-    while lanes > 2:
-        lanes //= 2
-        x = T.vectorlow(f"{dtype}x{lanes}", x) + T.vectorhigh(f"{dtype}x{lanes}", x)
-    total: Expr = Shuffle([x], [0]) + Shuffle([x], [1])
-    return total
+    if lanes == 2:
+        return named(x, lambda x: Shuffle([x], [0]) + Shuffle([x], [1]))
+    half = f"{dtype}x{lanes // 2}"
+    return named(
+        x,
+        lambda x: halved_sum(T.vectorlow(half, x) + T.vectorhigh(half, x), lanes // 2, dtype),
+    )
 
 
 def _elements(buffer: Buffer, lanes: int, row: Index | None) -> list[Expr]:
