@@ -149,3 +149,17 @@ def test_the_tokens_before_are_found_by_a_draft_head_in_steady_steps_too() -> No
             assert one.slots == other.slots and one.places == other.places
     assert 20 < same < 60
     steady.check_integrity()
+
+
+def test_a_rollback_that_one_group_refuses_changes_none() -> None:
+    """A narrow group has given back what the token behind would see."""
+    cache = cache_of(60)
+    cache.add(0)
+    cache.place([(0, 16)])
+    for _ in range(20):
+        cache.place([(0, 1)])
+        cache.trim(0)
+    with pytest.raises(AssertionError, match="pages are gone"):
+        cache.rollback(0, 8)
+    cache.check_integrity()
+    assert cache.length(0) == 36

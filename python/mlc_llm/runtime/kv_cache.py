@@ -149,7 +149,11 @@ class KVCache:
             self._states.fork(parent, child, length)
 
     def rollback(self, seq_id: int, num_tokens: int) -> None:
-        """Drops the last tokens. A shared page that is full no more is copied."""
+        """Drops the last tokens. A shared page that is full no more is copied. Raises before any
+        change."""
+        if len(self._kept) > 1:
+            for table in self._tables:
+                table.check_rollback(seq_id, num_tokens)
         if self._states is not None:
             self._states.rollback(seq_id, num_tokens)
         self._main.rollback(seq_id, num_tokens)

@@ -65,6 +65,8 @@ class Pending:
     """What the sampler has started."""
     fetched: Fetched
     """Its values, and behind them the hidden vectors of the samplings that want them, if any."""
+    drafts: bool
+    """All its tokens will be rolled back."""
 
 
 class ModelRunner:
@@ -72,6 +74,9 @@ class ModelRunner:
 
     _last: Pending | None = None
     """The step that was started last."""
+    undone = 0
+    """Tokens of a sequence that may be rolled back at any time, besides draft tokens of its last
+    row."""
 
     def __init__(
         self,
@@ -252,7 +257,7 @@ class ModelRunner:
         except BaseException:
             self._roll_back(batch.rows)
             raise
-        self._last = Pending(batch, choice, drawn, fetched)
+        self._last = Pending(batch, choice, drawn, fetched, drafts)
         return self._last
 
     def _started(
@@ -275,7 +280,8 @@ class ModelRunner:
     def collect(self, pending: Pending) -> BatchOutput:
         """Wait for a step that was submitted, and read what it has chosen."""
         output = self._read_samples(pending)
-        if not self._cache.keeps_all:  # a step that failed is rolled back, so it comes first
+        # A step that failed is rolled back, so reading comes first.
+        if not (self._cache.keeps_all or pending.drafts):
             self._trim(pending.batch.rows, 0 if pending is self._last else 1)
         return output
 
@@ -293,7 +299,7 @@ class ModelRunner:
     def _trim(self, rows: Sequence[BatchRow], behind: int) -> None:
         """behind: tokens of a step behind the one with these rows."""
         for row in rows:  # drafted tokens may be rolled back
-            self._cache.trim(row.seq_id, behind + max(len(row.samplings) - 1, 0))
+            self._cache.trim(row.seq_id, behind + max(len(row.samplings) - 1, self.undone))
 
     def _add_hidden(self, samples: Sequence[Sampled], rows: Sequence[int], vectors: Array) -> None:
         for i, vector in zip(rows, vectors, strict=True):

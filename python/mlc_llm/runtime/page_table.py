@@ -102,16 +102,8 @@ class PageTable:
 
     def rollback(self, seq_id: int, num_tokens: int) -> None:
         """Drops the last tokens. A shared page that is full no more is copied."""
-        self._settle()
-        sequence = self._sequences[seq_id]
-        assert 0 <= num_tokens <= sequence.length, "rollback past the beginning"
-        length = sequence.length - num_tokens
-        self._check_seen(sequence, length)
-        kept = self._pages_for(length)
-        cut = length % self._page_size and self._references[sequence.pages[kept - 1]] > 1
-        freed = any(self._references[page] == 1 for page in sequence.pages[kept:])
-        if cut and not self._free and not freed:
-            raise RequestError("no free KV page to roll a sequence back")
+        length, cut = self.check_rollback(seq_id, num_tokens)
+        sequence, kept = self._sequences[seq_id], self._pages_for(length)
         self._drop(sequence.pages[kept:])
         del sequence.pages[kept:]
         sequence.length = length
@@ -119,6 +111,22 @@ class PageTable:
             shared = sequence.pages[-1]
             sequence.pages[-1] = self._copied(shared)
             self._drop([shared])
+
+    def check_rollback(self, seq_id: int, num_tokens: int) -> tuple[int, bool]:
+        """AssertionError or RequestError if `rollback` is impossible. Else the length that is left,
+        and whether a shared page is cut."""
+        self._settle()
+        sequence = self._sequences[seq_id]
+        assert 0 <= num_tokens <= sequence.length, "rollback past the beginning"
+        length = sequence.length - num_tokens
+        self._check_seen(sequence, length)
+        kept = self._pages_for(length)
+        is_partial = length % self._page_size > 0
+        cut = is_partial and self._references[sequence.pages[kept - 1]] > 1
+        freed = any(self._references[page] == 1 for page in sequence.pages[kept:])
+        if cut and not self._free and not freed:
+            raise RequestError("no free KV page to roll a sequence back")
+        return length, cut
 
     def contents(self, seq_id: int) -> tuple[Numbers, range]:
         """The pages that the sequence has, and the places of those that it gave back."""

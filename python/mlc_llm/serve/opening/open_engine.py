@@ -25,6 +25,7 @@ from mlc_llm.runtime.medusa_runner import MedusaRunner
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config_fields import MAX_DRAFT_LENGTH
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.echo_model import EchoPace, echo_pace, is_echo
@@ -260,6 +261,8 @@ def _drafter(runner: AnyRunner, mode: str) -> Drafter | None:
         return None
     from mlc_llm.serve.core.speculation.draft_model import DraftModel
 
+    assert isinstance(runner, ModelRunner)
+    runner.undone = MAX_DRAFT_LENGTH  # until the next draft says which of the last one's stay
     return DraftModel(runner)
 
 

@@ -14,6 +14,10 @@ from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 
 
+class TornPages(Exception):
+    """What a drafter has put into the model's pages stays there: no later token would be right."""
+
+
 @record()
 class Offer:
     """What a drafter could draft for a sequence."""

@@ -15,7 +15,7 @@ from mlc_llm.runtime.batch import Batch, BatchRow, DraftingRunner
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_lengths import StepTimes
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
-from mlc_llm.serve.core.speculation.drafter import Offer
+from mlc_llm.serve.core.speculation.drafter import Offer, TornPages
 from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
 
 _log = logging.getLogger(__name__)
@@ -73,9 +73,7 @@ class EagleDrafter:
             while drafting := [i for i in drafting if len(drafts[i].token_ids) < lengths[i]]:
                 drafting = self._drafted(drafts, drafting, placed)
         finally:
-            for draft, count in zip(drafts, placed, strict=True):
-                if count:
-                    self._runner.rollback_sequence(_seq_id(draft), count)
+            self._roll_back(drafts, placed)
 
     def forget(self, sequence: Sequence) -> None:
         self._text.forget(sequence)
@@ -85,6 +83,15 @@ class EagleDrafter:
 
     def check_integrity(self) -> None:
         """Nothing can disagree here."""
+
+    def _roll_back(self, drafts: abc.Sequence[DraftSequence], placed: list[int]) -> None:
+        """The model has not computed what the head has put into its pages."""
+        try:
+            for draft, count in zip(drafts, placed, strict=True):
+                if count:
+                    self._runner.rollback_sequence(_seq_id(draft), count)
+        except Exception as error:
+            raise TornPages("draft tokens stay in the pages of a sequence") from error
 
     def _drafted(
         self, drafts: abc.Sequence[DraftSequence], which: list[int], placed: list[int]

@@ -23,7 +23,7 @@ from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.sequence_state import Status
 from mlc_llm.serve.core.speculation.draft_lengths import AcceptanceRate, DraftLengths
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
-from mlc_llm.serve.core.speculation.drafter import Drafter, Offer
+from mlc_llm.serve.core.speculation.drafter import Drafter, Offer, TornPages
 from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
 from mlc_llm.serve.core.speculation.verify import DraftVerifier
 from mlc_llm.serve.core.step_plan import StepPlan
@@ -130,13 +130,15 @@ class Speculator:
     ) -> None:
         """Add draft tokens to the rows of a plan, a list, as `wanted` has said just now.
 
-        A drafter that fails leaves the plan as it was.
+        A drafter that fails leaves the plan as it was. Raises TornPages.
         """
         start = clock()
         rows, sequences = plan.rows, plan.sequences
         drafts = {i: DraftSequence(sequences[i], rows[i].samplings[0]) for i in lengths}
         try:
             self._drafter.draft(list(drafts.values()), list(lengths.values()))
+        except TornPages:
+            raise
         except Exception as error:
             self._give_up(error)
             return
