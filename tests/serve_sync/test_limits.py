@@ -55,6 +55,18 @@ def test_limits_by_mode(mode: Any, expected: tuple[int, ...]) -> None:
     assert limits(config) == expected
 
 
+def test_kernels_bound_what_is_inferred_and_given() -> None:
+    """They count the numbers of a layer's pages in 32 bits."""
+    large, memory = replace(SMALL, most_tokens=1_000_000), 2**20 * GB
+    config, _ = complete_config(EngineConfig(mode="server"), large, memory)
+    assert config.max_total_sequence_length == 1_000_000
+    drafted = replace(SMALL, draft=replace(SMALL, most_tokens=500_000))
+    config, _ = complete_config(EngineConfig(mode="server"), drafted, memory)
+    assert config.max_total_sequence_length == 500_000
+    with pytest.raises(InvalidField, match=r"max_total_sequence_length = 1000001.*1000000 tokens"):
+        complete_config(EngineConfig(max_total_sequence_length=1_000_001), large, memory)
+
+
 def test_memory_bounds_what_is_inferred() -> None:
     config, plan = complete_config(EngineConfig(mode="server"), SMALL, 2 * GB)
     assert plan.kv_per_token == 30 * 3 * 64 * 2 * 2

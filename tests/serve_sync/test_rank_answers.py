@@ -86,6 +86,11 @@ def test_memory_of_all_ranks_is_counted(tiny: Path) -> None:
     plans = [complete_config(EngineConfig(), size, 2**32)[1] for size in (one, two)]
     assert plans[1].runtime == 2 * plans[0].runtime
     assert plans[0].activations < plans[1].activations < 2 * plans[0].activations
+    group = one.groups[0]
+    each = group.elements // group.layers
+    assert one.most_tokens is not None and 0 <= 2**31 - one.most_tokens * each <= 16 * each
+    assert two.most_tokens is not None, "each rank has half of the heads"
+    assert 0 <= two.most_tokens - 2 * one.most_tokens <= 16
 
 
 def test_ranks_with_a_gpu_each_count_the_largest_share(
@@ -101,6 +106,7 @@ def test_ranks_with_a_gpu_each_count_the_largest_share(
     assert 3 * two.kv_bytes_per_token == 2 * one.kv_bytes_per_token
     assert 3 * two.query_width == 2 * one.query_width
     assert two.shards == 1 and two.repeat_bytes == 0 < one.repeat_bytes
+    assert one.most_tokens is None, "pages are counted in 64 bits"
 
 
 @pytest.mark.parametrize(

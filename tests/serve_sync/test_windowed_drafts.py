@@ -78,9 +78,7 @@ def drafting(files: dict[str, Path], mode: str) -> Opened:
 
 
 @pytest.mark.parametrize("mode", ["eagle", "small_draft"])
-def test_the_same_texts(
-    files: dict[str, Path], expected: list[list[list[str]]], mode: str
-) -> None:
+def test_the_same_texts(files: dict[str, Path], expected: list[list[list[str]]], mode: str) -> None:
     opened = drafting(files, mode)
     assert opened.core._runner.limits.windows, "some layers have a window"
     assert opened.texts() == expected

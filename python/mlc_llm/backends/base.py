@@ -97,6 +97,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def most_page_numbers(self) -> int | None:
+        """Numbers that the pages of a layer may have, as the kernels count them; None: any number."""
+        ...
+
+    @property
     def has_fast_answers(self) -> bool:
         """Steps that decode are not slower where all tokens are computed less exactly."""
         ...

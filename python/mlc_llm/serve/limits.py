@@ -28,6 +28,8 @@ DEFAULT_PREFILL_CHUNK = 512
 LOCAL_MAX_NUM_SEQUENCE = 4
 SERVER_MAX_NUM_SEQUENCE = 128
 LOCAL_MAX_TOTAL = 8192
+MOST_TOKENS = 2**31 - 1
+"""Of all pages: slots are counted in 32 bits."""
 STREAM_LENGTH = 2**24
 """Most tokens of a sequence that a window lets outgrow the model's context, unless the config says
 how many. Nothing is reserved for them."""
@@ -65,8 +67,19 @@ def complete_config(
     }
     if size.is_encoder:
         return replace(asked, max_total_sequence_length=_scratch_tokens(asked)), plan
-    total = config.max_total_sequence_length or min(plan.fit, wanted[asked.mode or "local"])
+    most = _most_tokens(size)
+    total = config.max_total_sequence_length
+    if total is not None and total > most:
+        words = f"these kernels count the pages of this model up to {most} tokens"
+        raise InvalidField("max_total_sequence_length", total, words)
+    total = total or min(plan.fit, most, wanted[asked.mode or "local"])
     return replace(asked, max_total_sequence_length=total), plan
+
+
+def _most_tokens(size: ModelSize) -> int:
+    """Tokens whose pages the kernels of the model, and of its draft model, can count."""
+    found = [size.most_tokens, None if size.draft is None else size.draft.most_tokens]
+    return min([one for one in found if one is not None], default=MOST_TOKENS)
 
 
 def infer_limits(config: EngineConfig, size: ModelSize) -> EngineConfig:

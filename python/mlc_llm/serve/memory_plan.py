@@ -60,6 +60,8 @@ class ModelSize:
     """Tokens of an image, if all of them are computed in one step; 0: they need not be."""
     repeat_bytes: int = 0
     """What steps take that the device repeats with one call; 0: it repeats none."""
+    most_tokens: int | None = None
+    """Tokens whose pages the kernels can count; None: any number."""
     draft: ModelSize | None = None
     """The draft model; it has as many pages as the model. None: there is no draft model."""
 

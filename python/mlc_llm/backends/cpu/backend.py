@@ -36,6 +36,7 @@ class CpuBackend:
 
     isa: Isa
     repeat_bytes: ClassVar[int] = 0
+    most_page_numbers: ClassVar[int] = 2**31 - 1
     ranks_are_apart: ClassVar[bool] = False
 
     @property

@@ -39,6 +39,7 @@ class CudaBackend:
     adapter_dtype = "float32"
     page_size = PAGE
     repeat_bytes = GRAPH_BYTES
+    most_page_numbers = None
     has_fast_answers = True
     ranks_are_apart = True
 

@@ -32,6 +32,7 @@ class ReferenceBackend:
     adapter_dtype = "float32"
     page_size = 16
     repeat_bytes = 0
+    most_page_numbers = 2**31 - 1
     has_fast_answers = True
     ranks_are_apart = False
 

@@ -172,7 +172,17 @@ def model_size(
         is_encoder=spec.encoder is not None,
         tower_bytes=0 if bundle.vision is None else _tower_bytes(bundle.vision, backend),
         whole_image=_whole_image(bundle.vision),
+        most_tokens=_most_tokens([_group_size(one, backend) for one in _groups(shares)], backend),
     )
+
+
+def _most_tokens(groups: Sequence[KVSize], backend: Backend) -> int | None:
+    """Tokens of whole pages, in the largest layer of any rank."""
+    most, page = backend.most_page_numbers, backend.page_size
+    if most is None:
+        return None
+    largest = max((group.elements // max(group.layers, 1) for group in groups), default=1)
+    return most // (largest * page) * page
 
 
 def _groups(shares: Sequence[ModelSpec]) -> tuple[KVGroup, ...]:
