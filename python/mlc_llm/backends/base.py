@@ -98,7 +98,7 @@ class Backend(Protocol):
 
     @property
     def most_page_numbers(self) -> int | None:
-        """Numbers that the pages of a layer may have, as the kernels count them; None: any number."""
+        """Numbers of a layer's pages that the kernels can count; None: any number."""
         ...
 
     @property

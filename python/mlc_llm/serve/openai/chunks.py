@@ -156,18 +156,26 @@ class _Choice:
         )
 
     def _read(self, reader: AnswerReader, single: SingleRequestStreamOutput) -> Reading:
-        """Token by token while the model thinks, to count the tokens of the thoughts."""
+        """Token by token while the model thinks, to count the tokens of the thoughts. What is cut
+        off for a stop string is a part of the last token."""
         found, ids = Reading(), single.delta_token_ids
-        while ids and reader.may_think:
-            before = reader.is_thinking
-            text = self._sequence.put(SingleRequestStreamOutput(ids[:1], None, None, None, ""))
-            found, ids = joined(found, reader.put(text)), ids[1:]
-            self.reasoning_tokens += before or reader.is_thinking
+        last = 0 if single.finish_reason is None else 1
+        while len(ids) > last and reader.may_think:
+            one = SingleRequestStreamOutput(ids[:1], None, None, None, "")
+            found, ids = joined(found, self._counted(reader, one)), ids[1:]
         has_ended = self._sequence.finish_reason is not None
-        found = joined(found, reader.put(self._sequence.put(replace(single, delta_token_ids=ids))))
+        found = joined(found, self._counted(reader, replace(single, delta_token_ids=ids)))
         if has_ended or single.finish_reason is None:
             return found
         return joined(found, reader.finish(is_cut=single.finish_reason != "stop"))
+
+    def _counted(self, reader: AnswerReader, single: SingleRequestStreamOutput) -> Reading:
+        """The news of one token, which may be a thought's; or of more, or none, which are not."""
+        counts = reader.may_think and len(single.delta_token_ids) == 1
+        before = reader.is_thinking
+        found = reader.put(self._sequence.put(single))
+        self.reasoning_tokens += counts and (before or reader.is_thinking)
+        return found
 
 
 def _utf8(text: str) -> str:
