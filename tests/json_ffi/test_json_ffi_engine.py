@@ -153,6 +153,9 @@ def test_the_echo_engine_needs_only_the_texts_of_a_model(tmp_path: Path) -> None
         assert answer.text.endswith("honest answers.") and answer.reason == "stop"
         assert answer.usages[0].extra is not None
         assert answer.usages[0].extra["temperature"] == 0.5
+        # It stays one beside those of the caller.
+        assert ask(engine, "a b", stop=["never"]).text == answer.text
+        assert answer.text.startswith(ask(engine, "a b", stop=["between"]).text)
 
 
 def test_nulls_and_left_out_fields_are_defaults(engine: JSONFFIEngine) -> None:

@@ -180,6 +180,23 @@ def test_merging_puts_defaults_under_what_is_set() -> None:
     assert (again.top_k, again.top_p) == (5, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ["<end>"]),
+        ({"stop_strs": []}, ["<end>"]),
+        ({"stop_strs": ["a", "<end>"]}, ["<end>", "a"]),
+        ({"stop_strs": [str(i) for i in range(64)]}, ["<end>", *map(str, range(64))]),
+    ],
+)
+def test_a_chat_ends_where_its_template_says_too(given: Any, expected: list[str]) -> None:
+    defaults = GenerationConfig(stop_strs=["<end>"], top_p=0.5)
+    merged = GenerationConfig(**given).for_chat(defaults)
+    assert merged.stop_strs == expected and merged.top_p == 0.5
+    own = given.get("stop_strs", [])
+    assert GenerationConfig(**given).for_chat(GenerationConfig()).stop_strs == own
+
+
 def test_bad_defaults_are_refused_like_everything_else() -> None:
     with pytest.raises(InvalidField, match="top_p"):
         GenerationConfig().merged_over({"top_p": 2})

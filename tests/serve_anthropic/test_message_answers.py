@@ -49,7 +49,7 @@ def chunks(*pieces: ChoicePiece) -> list[Chunk]:
 def events_of(*pieces: ChoicePiece) -> list[dict[str, Any]]:
     size = PromptSize()
     size.tokens = 10
-    source = MessageEvents("msg_1", "m", size)
+    source = MessageEvents("msg_1", "m", size, ["END"])
     found = [*source.begin(), *(e for chunk in chunks(*pieces) for e in source.of(0, chunk))]
     made = [json.loads(one.data) for one in found]
     assert [one["type"] for one in made] == [one.name for one in found]
@@ -57,7 +57,7 @@ def events_of(*pieces: ChoicePiece) -> list[dict[str, Any]]:
 
 
 def whole_of(*pieces: ChoicePiece) -> dict[str, Any]:
-    whole = WholeMessage("msg_1", "m")
+    whole = WholeMessage("msg_1", "m", ["END"])
     for chunk in chunks(*pieces):
         whole.put(0, chunk)
     return whole.response().model_dump()
@@ -102,14 +102,19 @@ def test_a_whole_answer() -> None:
     [
         ("stop", None, "end_turn"),
         ("stop", "END", "stop_sequence"),
+        ("stop", "<|im_end|>", "end_turn"),  # of the chat template
         ("length", None, "max_tokens"),
     ],
 )
 def test_why_an_answer_ends(reason: FinishReason, stop_str: str | None, expected: str) -> None:
     last = ChoicePiece(0, "a", reason, None, stop_str=stop_str)
     found = whole_of(last)
-    assert (found["stop_reason"], found["stop_sequence"]) == (expected, stop_str)
-    assert events_of(last)[-2]["delta"] == {"stop_reason": expected, "stop_sequence": stop_str}
+    own = stop_str if stop_str == "END" else None
+    assert (found["stop_reason"], found["stop_sequence"]) == (expected, own)
+    assert events_of(last)[-2]["delta"] == {"stop_reason": expected, "stop_sequence": own}
+    call = ChoicePiece(0, "", None, None, calls=[CallPiece(0, "c", "add", "{}")])
+    if stop_str == "<|im_end|>":
+        assert whole_of(call, last)["stop_reason"] == "tool_use"
 
 
 def test_arguments_that_were_cut_are_not_lost() -> None:

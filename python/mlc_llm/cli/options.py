@@ -262,7 +262,7 @@ def _adapters(given: Sequence[str]) -> dict[str, str]:
 
 def completed(config: GenerationConfig, defaults: GenerationConfig) -> GenerationConfig:
     """`config`, with open fields filled by the model's defaults and then by `FALLBACK`."""
-    return config.merged_over(defaults).merged_over(FALLBACK)
+    return config.for_chat(defaults).merged_over(FALLBACK)
 
 
 def _default(name: str) -> str:

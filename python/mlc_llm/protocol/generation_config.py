@@ -164,6 +164,13 @@ class GenerationConfig(_Checked):
         under = defaults if isinstance(defaults, GenerationConfig) else _from_mapping(defaults)
         return GenerationConfig.model_validate({**under.given, **self.given})
 
+    def for_chat(self, defaults: GenerationConfig) -> GenerationConfig:
+        """`merged_over`, with the stop strings of both: an answer ends where the chat template of
+        the model says, whatever else the caller names."""
+        merged = self.merged_over(defaults)
+        stops = list(dict.fromkeys([*defaults.stop_strs, *self.stop_strs]))
+        return merged.model_copy(update={"stop_strs": stops}) if stops else merged
+
     def asjson(self) -> str:
         """The fields that are set, as JSON. `from_json` makes an equal config of it."""
         return self.model_dump_json(exclude_unset=True, by_alias=True)

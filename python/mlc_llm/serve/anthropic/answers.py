@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -50,13 +50,13 @@ class MessageAnswer(AnswerModel):
     usage: MessageUsage
 
 
-def stop_reason(blocks: Blocks) -> StopReason:
-    """Why the answer has ended."""
+def ending(blocks: Blocks, stops: Collection[str]) -> tuple[StopReason, str | None]:
+    """Why the answer has ended, and the stop string, if it is one of the caller's own."""
     if blocks.finish_reason == "length":
-        return "max_tokens"
-    if blocks.stop_str is not None:
-        return "stop_sequence"
-    return "tool_use" if blocks.has_calls else "end_turn"
+        return "max_tokens", None
+    if blocks.stop_str in stops:
+        return "stop_sequence", blocks.stop_str
+    return "tool_use" if blocks.has_calls else "end_turn", None
 
 
 def content_block(block: Block) -> dict[str, object]:
@@ -72,8 +72,9 @@ def content_block(block: Block) -> dict[str, object]:
 class WholeMessage:
     """Collects a whole answer."""
 
-    def __init__(self, request_id: str, model: str) -> None:
-        self._request_id, self._model = request_id, model
+    def __init__(self, request_id: str, model: str, stops: Collection[str] = ()) -> None:
+        """stops: the caller's own stop strings."""
+        self._request_id, self._model, self._stops = request_id, model, stops
         self._blocks = Blocks()
         self._usage = MessageUsage()
 
@@ -85,11 +86,12 @@ class WholeMessage:
 
     def response(self) -> MessageAnswer:
         """The answer; the request must have ended."""
+        reason, stop = ending(self._blocks, self._stops)
         return MessageAnswer(
             id=self._request_id,
             model=self._model,
             content=[content_block(block) for block in self._blocks.all],
-            stop_reason=stop_reason(self._blocks),
-            stop_sequence=self._blocks.stop_str,
+            stop_reason=reason,
+            stop_sequence=stop,
             usage=self._usage,
         )

@@ -15,10 +15,10 @@ def message_call(
     request: ChatCompletionRequest, request_id: str, model: ChatModel
 ) -> tuple[Call[Event, MessageAnswer], MessageEvents]:
     """The call, and its events with a beginning and an end. Raises `UserError`."""
-    size, name = PromptSize(), request.model or ""
+    size, name, stops = PromptSize(), request.model or "", request.stop or ()
     parts = [size.noting(part) for part in chat_call(request, request_id, model).parts]
-    events = MessageEvents(request_id, name, size)
-    return Call(parts, events, WholeMessage(request_id, name)), events
+    events = MessageEvents(request_id, name, size, stops)
+    return Call(parts, events, WholeMessage(request_id, name, stops)), events
 
 
 def count_tokens(request: ChatCompletionRequest, request_id: str, model: ChatModel) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from json.encoder import encode_basestring_ascii
 
-from mlc_llm.serve.anthropic.answers import MessageAnswer, MessageUsage, content_block, stop_reason
+from mlc_llm.serve.anthropic.answers import MessageAnswer, MessageUsage, content_block, ending
 from mlc_llm.serve.anthropic.errors import error_body
 from mlc_llm.serve.openai.blocks import Block, BlockNews, Blocks
 from mlc_llm.serve.openai.chunks import Chunk
@@ -26,8 +26,12 @@ class MessageEvents:
 
     ping: Event | None = Event("ping", '{"type": "ping"}')
 
-    def __init__(self, request_id: str, model: str, size: PromptSize) -> None:
+    def __init__(
+        self, request_id: str, model: str, size: PromptSize, stops: Collection[str] = ()
+    ) -> None:
+        """stops: the caller's own stop strings."""
         self._request_id, self._model, self._size = request_id, model, size
+        self._stops = stops
         self._blocks = Blocks()
         self._has_begun = False
 
@@ -49,7 +53,7 @@ class MessageEvents:
         for news in self._blocks.of(chunk):
             yield from _block_events(news)
         if chunk.usage_json is not None:
-            reason, stop = stop_reason(self._blocks), self._blocks.stop_str
+            reason, stop = ending(self._blocks, self._stops)
             delta = {"stop_reason": reason, "stop_sequence": stop}
             usage = MessageUsage.of(chunk.usage_json).model_dump()
             yield _event("message_delta", delta=delta, usage=usage)

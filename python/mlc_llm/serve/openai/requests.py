@@ -99,7 +99,7 @@ def check_chat_request(request: ChatCompletionRequest, more: Sequence[str] = ())
 def engine_config(request: ChatCompletionRequest, model: ChatModel) -> GenerationConfig:
     """The settings of the request; the model's defaults fill the others. Raises `UserError` for
     settings that contradict each other."""
-    return request.generation_config().merged_over(model.defaults)
+    return request.generation_config().for_chat(model.defaults)
 
 
 def engine_request(form: ChatForm, request_id: str, config: GenerationConfig) -> Request:
