@@ -10,6 +10,7 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.json_text import parse_json
 from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.protocol.schema_kinds import SCHEMA, kind_of
+from mlc_llm.serve.core.grammar.numbers import check_numbers
 from mlc_llm.serve.core.grammar.optional_parts import check_pattern
 
 Schema: TypeAlias = "dict[str, JsonValue]"
@@ -59,6 +60,7 @@ def check_parts(schema: Part, field: str) -> None:
             raise _too_much(field, "more than", MAX_ENUM, "values in enum")
         _check_references(node, field)
         _check_values(node, field)
+        check_numbers(node, field)
         _check_patterns(node, field)
 
 

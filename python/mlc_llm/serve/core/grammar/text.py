@@ -17,6 +17,7 @@ from mlc_llm.protocol.response_format import (
     WrittenGrammar,
 )
 from mlc_llm.serve.core.grammar.deep_schema import flattened
+from mlc_llm.serve.core.grammar.numbers import kept_parts
 from mlc_llm.serve.core.grammar.optional_parts import check_lark, check_pattern
 from mlc_llm.serve.core.grammar.schema import Schema, check_parts, check_schema
 
@@ -61,7 +62,7 @@ def _library_form(wanted: RequestResponseFormat, split: Split, field: str) -> Sc
     """One grammar. field: to name in errors."""
     if wanted.grammar is not None:
         lark = _written(wanted.grammar, field)
-        _check_embedded(lark, field)
+        lark = _embedded(lark, field)
         check_lark(field, lark)
         return {"lark_grammar": lark}
     if wanted.structures is not None:
@@ -71,7 +72,8 @@ def _library_form(wanted: RequestResponseFormat, split: Split, field: str) -> Sc
 
 def _schema(schema: str | None, field: str) -> Schema:
     found: Schema = {"type": "object"} if schema is None else check_schema(schema, field)
-    return {**flattened(found), "x-guidance": {**LAYOUT, **_options(found, field)}}
+    kept = flattened(kept_parts(found))
+    return {**kept, "x-guidance": {**LAYOUT, **_options(found, field)}}
 
 
 def _options(schema: Schema, field: str) -> Schema:
@@ -90,17 +92,23 @@ def _written(grammar: WrittenGrammar, field: str) -> str:
     return _converted(grammar.definition, field)
 
 
-def _check_embedded(lark: str, field: str) -> None:
-    """The bounds of schemas hold inside a grammar too. The library reports broken JSON."""
+def _embedded(lark: str, field: str) -> str:
+    """The grammar, with schemas inside it as the library keeps them. The bounds of schemas hold for
+    these too. The library reports broken JSON."""
+    made, start = "", 0
     places = list(re.finditer(r"%json\s*(?=\{)", lark))
     if len(places) > MAX_EMBEDDED:
         raise InvalidField(field, lark, f"at most {MAX_EMBEDDED} schemas stand in a grammar")
     for place in places:
         try:
-            schema, _ = json.JSONDecoder().raw_decode(lark, place.end())
+            schema, end = json.JSONDecoder().raw_decode(lark, place.end())
         except (ValueError, RecursionError):
             continue
         check_parts(schema, f"{field} %json")
+        kept = kept_parts(schema)
+        if kept != schema:
+            made, start = f"{made}{lark[start : place.end()]}{json.dumps(kept)}", end
+    return made + lark[start:]
 
 
 def _converted(gbnf: str, field: str) -> str:
