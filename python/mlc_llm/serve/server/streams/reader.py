@@ -40,7 +40,10 @@ class ServedReader(AsyncReader):
             self._run(self._on_end)
 
     def take(self, news: News) -> None:
-        """See `AsyncReader`."""
+        """See `AsyncReader`. Behind an error nothing is taken: the end that an abort brings would
+        stand in the error's place."""
+        if self.error is not None:
+            return
         self._run(self._on_first)
         super().take(news)
         usage = news[1].usage_json
