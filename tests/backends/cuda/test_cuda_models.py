@@ -132,7 +132,10 @@ def built_for_windows(tiny_models: TinyModels) -> Path:
 
 @pytest.mark.parametrize(
     ("window", "pages"),
-    [(Window(33), 3), pytest.param(Window(33, 4), 4, marks=pytest.mark.cuda)],
+    [
+        pytest.param(Window(33), 3, marks=pytest.mark.slow),
+        pytest.param(Window(33, 4), 4, marks=pytest.mark.cuda),
+    ],
 )
 def test_a_sliding_window(
     tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path, window: Window, pages: int

@@ -77,5 +77,6 @@ def test_near_the_exact_logits_and_not_equal(model: Model, precision: Precision,
     assert 0 < mean <= LARGEST_KL
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_others(model: Model) -> None:
     model.check_rows("fast")

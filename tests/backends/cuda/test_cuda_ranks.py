@@ -54,6 +54,7 @@ def folders_of(models: TinyModels, folder: Path, name: str, shards: int = 2) -> 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain"])
 def test_two_ranks_are_as_one(
     tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path, name: str
