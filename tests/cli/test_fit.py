@@ -105,30 +105,33 @@ def test_given_limits_are_obeyed_in_every_mode(
         assert choice["bytes"]["budget"] == GB // 2
 
 
-@pytest.mark.parametrize("flag", ["--tokens", "--chunk", "--sequences"])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--tokens", 16_000_000), ("--chunk", 2**31 - 1), ("--sequences", 2**31 - 1)],
+)
 def test_what_does_not_fit_has_a_reason_and_the_exit_code(
-    model: str, capsys: pytest.CaptureFixture[str], flag: str
+    model: str, capsys: pytest.CaptureFixture[str], flag: str, value: int
 ) -> None:
-    code, found = fit(capsys, model, flag, str(2**31 - 1))
+    code, found = fit(capsys, model, flag, str(value))
     chosen = found["modes"]["local"]
     assert code == 1 and not chosen["fits"] and chosen["bytes"]["total"] > GB
-    assert chosen["reason"].startswith(f"{flag} = 2147483647 is not allowed: Insufficient memory")
-    assert main(["fit", model, flag, str(2**31 - 1)]) == 1
-    assert f"It does not fit. {flag} = 2147483647" in capsys.readouterr().out
+    assert chosen["reason"].startswith(f"{flag} = {value} is not allowed: Insufficient memory")
+    assert main(["fit", model, flag, str(value)]) == 1
+    assert f"It does not fit. {flag} = {value}" in capsys.readouterr().out
 
 
 def test_sums_beyond_32_and_64_bits(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    measured, changes = memory.model_size, dict[str, Any](most_tokens=None)
+    monkeypatch.setattr(
+        memory, "model_size", lambda *given, **more: replace(measured(*given, **more), **changes)
+    )
     monkeypatch.setattr(memory, "free_memory", lambda: 2**63)
     code, found = fit(capsys, model, "--tokens", str(2**31 - 1), "--utilization", "1")
     terms = found["modes"]["local"]["bytes"]
     assert code == 0 and terms["kv_cache"] == 2**31 * found["kv_bytes_per_token"] > 2**40
-    measured = memory.model_size
-    huge = {"context_window": 2**31 - 1, "weight_bytes": 2**64}
-    monkeypatch.setattr(
-        memory, "model_size", lambda *given, **more: replace(measured(*given, **more), **huge)
-    )
+    changes |= {"context_window": 2**31 - 1, "weight_bytes": 2**64}
     code, found = fit(capsys, model)
     assert code == 1 and found["modes"]["local"]["bytes"]["weights"] == 2**64
     assert found["modes"]["local"]["tokens_that_fit"] == 0
@@ -139,6 +142,7 @@ def test_sums_beyond_32_and_64_bits(
     [
         (["--context", "5000"], "--context = 5000 is not allowed: the model's context window"),
         (["--context", "200", "--tokens", "100"], "--context = 200 is not allowed: one sequence "),
+        (["--tokens", str(2**31 - 1)], "--tokens = 2147483647 is not allowed: the pages of this"),
         (["--utilization", "nan"], "--utilization = nan is not allowed: should be above 0"),
         *[
             ([flag, str(value)], f"{flag} = {value} is not allowed: should be an integer in range")

@@ -164,11 +164,12 @@ class GenerationConfig(_Checked):
         under = defaults if isinstance(defaults, GenerationConfig) else _from_mapping(defaults)
         return GenerationConfig.model_validate({**under.given, **self.given})
 
-    def for_chat(self, defaults: GenerationConfig) -> GenerationConfig:
+    def for_chat(self, defaults: GenerationConfig | Mapping[str, object]) -> GenerationConfig:
         """`merged_over`, with the stop strings of both: an answer ends where the chat template of
         the model says, whatever else the caller names."""
-        merged = self.merged_over(defaults)
-        stops = list(dict.fromkeys([*defaults.stop_strs, *self.stop_strs]))
+        under = defaults if isinstance(defaults, GenerationConfig) else _from_mapping(defaults)
+        merged = self.merged_over(under)
+        stops = list(dict.fromkeys([*under.stop_strs, *self.stop_strs]))
         return merged.model_copy(update={"stop_strs": stops}) if stops else merged
 
     def asjson(self) -> str:

@@ -67,12 +67,8 @@ def complete_config(
     }
     if size.is_encoder:
         return replace(asked, max_total_sequence_length=_scratch_tokens(asked)), plan
-    most = _most_tokens(size)
-    total = config.max_total_sequence_length
-    if total is not None and total > most:
-        words = f"these kernels count the pages of this model up to {most} tokens"
-        raise InvalidField("max_total_sequence_length", total, words)
-    total = total or min(plan.fit, most, wanted[asked.mode or "local"])
+    inferred = min(plan.fit, _most_tokens(size), wanted[asked.mode or "local"])
+    total = config.max_total_sequence_length or inferred
     return replace(asked, max_total_sequence_length=total), plan
 
 
@@ -306,6 +302,9 @@ def _refuse_total_of_encoder(asked: EngineConfig, size: ModelSize) -> None:
 
 def _refuse_contradictions(config: EngineConfig, size: ModelSize) -> None:
     single, total = config.max_single_sequence_length, config.max_total_sequence_length
+    if total is not None and total > _most_tokens(size):
+        words = f"the pages of this model are counted up to {_most_tokens(size)} tokens"
+        raise InvalidField("max_total_sequence_length", total, words)
     if single is None:
         return
     if single > size.context_window and not _is_endless(config, size):
