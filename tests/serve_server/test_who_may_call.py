@@ -98,6 +98,15 @@ def test_foreign_web_pages_are_refused(server: Running) -> None:
     assert "access-control-allow-origin" not in server.call("GET", "/health", headers=good).headers
 
 
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "http://a]b"])
+def test_origins_that_are_no_addresses_are_refused(
+    server: Running, locked: Running, origin: str
+) -> None:
+    for one in (server, locked):
+        reply = one.call("GET", "/v1/models", headers={"origin": origin})
+        assert reply.status == 403 and reply.error["code"] == "unknown_origin"
+
+
 def test_hosts_and_pages_can_be_allowed() -> None:
     settings = ServerSettings(
         port=0, allowed_hosts=("box.local",), allowed_origins=("https://page.example",)

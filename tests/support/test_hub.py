@@ -250,6 +250,7 @@ def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch, place: Path) ->
     [
         ("HF_HUB_OFFLINE", "1", "HF_HUB_OFFLINE is set"),
         ("HF_ENDPOINT", "file:///etc", "HF_ENDPOINT = 'file:///etc' should begin with https://"),
+        ("HF_ENDPOINT", "http://[::1", "HF_ENDPOINT = 'http://[::1' is no address: Invalid IPv6"),
         ("HF_ENDPOINT", "http://127.0.0.1:99999", "cannot reach 127.0.0.1:99999"),
     ],
 )

@@ -67,7 +67,11 @@ class Listing:
 def endpoint() -> str:
     """The address of the server. Raises HubError if HF_ENDPOINT is no such address."""
     chosen = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
-    if urllib.parse.urlsplit(chosen).scheme not in ("http", "https"):
+    try:
+        scheme = urllib.parse.urlsplit(chosen).scheme
+    except ValueError as error:
+        raise HubError(f"HF_ENDPOINT = {chosen!r} is no address: {error}") from None
+    if scheme not in ("http", "https"):
         raise HubError(f"HF_ENDPOINT = {chosen!r} should begin with https:// or http://")
     return chosen
 

@@ -77,7 +77,10 @@ class Guard:
     def _is_known_origin(self, origin: str, host: str) -> bool:
         if self._origins & {"*", origin}:
             return True
-        parts = urlsplit(origin)
+        try:
+            parts = urlsplit(origin)
+        except ValueError:  # such as http://[
+            return False
         return parts.netloc.lower() == host.lower() and bool(host)
 
 
