@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mlc_llm.errors import MLCError
 from mlc_llm.serve.async_reader import AsyncReader
 from mlc_llm.serve.client import News
-from mlc_llm.serve.server.errors import HTTPError, http_error
+from mlc_llm.serve.server.errors import http_error
 from mlc_llm.serve.server.limits.settings import Limits
 from mlc_llm.serve.server.streams.gone import until_gone
 from mlc_llm.serve.server.streams.lazy_timer import LazyTimer
 from mlc_llm.serve.server.streams.stream_json import StreamWriter
+
+_log = logging.getLogger(__name__)
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -54,19 +56,19 @@ class EventStream(Response):
             self._reader.close()
             for one in (quiet, gone, sending):
                 one.cancel()
-            await asyncio.gather(gone, sending, return_exceptions=True)
+            _, failure = await asyncio.gather(gone, sending, return_exceptions=True)
+            if isinstance(failure, Exception):
+                _log.error("a stream broke off", exc_info=failure)
 
     async def _send_all(self, send: Send, quiet: LazyTimer) -> None:
         """quiet: wakes the reader when it is time for a sign of life."""
         start = {"type": "http.response.start", "status": 200, "headers": self._own_headers}
         await send(start)
         writer, reader = self._writer, self._reader
-        first = writer.begin()
-        if self._is_late:
-            first += writer.ping
-        if first:
-            await send(_body(first))
         try:
+            first = writer.begin() + (writer.ping if self._is_late else b"")
+            if first:
+                await send(_body(first))
             quiet.begin()
             while (news := await reader.next_all()) is not None:
                 quiet.begin()
@@ -74,7 +76,7 @@ class EventStream(Response):
                 if data:
                     await send(_body(data))
             last = writer.end()
-        except (MLCError, HTTPError) as error:
+        except Exception as error:  # a bug of a writer as well
             last = writer.failed(http_error(error))
         await send(_body(last, more=False))
 
