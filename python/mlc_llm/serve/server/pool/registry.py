@@ -287,10 +287,17 @@ class ModelRegistry:
             raise
 
     async def _end(self, slot: ModelSlot) -> None:
+        """The engine is ended also if nobody waits for that any more. One that is opened then comes
+        behind it, on the same thread. What fails to end is given up."""
         client, slot.client = slot.client, None
-        if client is not None:
-            await self._thread(client.terminate)
-        slot.closed()
+        try:
+            if client is not None:
+                await asyncio.shield(self._thread(client.terminate))
+        except Exception:
+            self.has_lost_threads = True
+            raise
+        finally:
+            slot.closed()
 
     async def _thread(self, work: Callable[[], ResultT]) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
