@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_harness import Harness, Seen, alone, prompt_of
+from core_harness import Harness, PieceTokenizer, Seen, alone, prompt_of
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime import limits
-from mlc_llm.runtime.batch import Batch
+from mlc_llm.runtime.batch import Batch, Sampled
+from mlc_llm.serve.core.prompt_scores import PromptScores
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.request import Request
 from mlc_llm.testing.fake_runner import HIDDEN, FakeRunner
@@ -144,6 +145,15 @@ def test_a_step_that_fails_is_tried_again_row_by_row() -> None:
     seen = harness.run()
     assert seen["bad"].reasons == ["error"]
     check_scores(seen["good"], prompt_of(5), 1)
+
+
+def test_scores_are_not_kept_once_they_are_taken() -> None:
+    scores = PromptScores([1, 2, 3], 0, PieceTokenizer())  # type: ignore[arg-type]
+    assert scores.take() is None
+    scores.put([Sampled(2, -0.5), Sampled(3, -0.25)])
+    assert len(scores.take() or ()) == 3
+    assert not scores._texts and scores.is_complete
+    assert scores.take() is None and scores.scoring(0, 3) is None
 
 
 def test_an_embedding_is_the_hidden_vector_behind_the_prompt() -> None:

@@ -45,6 +45,15 @@ def test_it_writes_what_the_models_would(include_usage: bool) -> None:
     assert found[0]["choices"][0]["logprobs"]["token_logprobs"] == [None]
 
 
+def test_scores_of_a_prompt_are_kept_until_its_choices_have_begun() -> None:
+    made = chunks(include_usage=False)
+    scores = Chunk([ChoicePiece(0, "a", None, None)], prompt_logprobs=[PROMPT])
+    list(made.of(1, scores))
+    assert list(made._prompt_logprobs) == [1]
+    (one,) = made.of(1, Chunk([ChoicePiece(1, "b", None, None)]))
+    assert one.choices[0].logprobs is not None and not made._prompt_logprobs
+
+
 def test_an_abort_is_an_error() -> None:
     stream = CompletionStream(chunks(include_usage=False))
     with pytest.raises(RequestError, match="cmpl-1 was ended"):

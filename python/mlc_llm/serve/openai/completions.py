@@ -157,7 +157,7 @@ class CompletionChunks:
         self.head, self._include_usage = head, include_usage
         self._usages = _Usages(len(head.echoes))
         self._prompt_logprobs: dict[int, Sequence[str]] = {}
-        """Of each part that has them."""
+        """Of each part that has them, until all its choices have begun."""
         self._lists: dict[int, TokenLists] = {}
         """Of each choice that has begun."""
 
@@ -175,7 +175,11 @@ class CompletionChunks:
         check_failure(chunk, self.head.request_id)
         if chunk.prompt_logprobs is not None:
             self._prompt_logprobs[part] = chunk.prompt_logprobs
-        return [self._piece(part, one) for one in chunk.pieces]
+        pieces = [self._piece(part, one) for one in chunk.pieces]
+        first, n = part * self.head.n, self.head.n
+        if part in self._prompt_logprobs and self._lists.keys() >= set(range(first, first + n)):
+            del self._prompt_logprobs[part]
+        return pieces
 
     def usage(self, chunk: Chunk) -> UsageInfo | None:
         """The sum, in the last chunk of all, if it was asked for."""

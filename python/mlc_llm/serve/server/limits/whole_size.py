@@ -29,24 +29,29 @@ def bounded_chat(
 
 
 def bounded_completion(request: CompletionRequest, context: int) -> CompletionRequest:
-    """The same for each prompt of a completion."""
+    """The same for each prompt of a completion. The prompts are counted when they are tokens: see
+    `calls/echoes.py`."""
     if request.logprobs is None or request.stream:
         return request
     each = len(request.prompts) * (1 + request.logprobs)
-    return _bounded(request, each, context, "logprobs")
+    return _bounded(request, each, context, "logprobs", has_prompt=request.echo)
 
 
-def _bounded(request: RequestT, each: int, context: int, field: str) -> RequestT:
-    """each: log-probabilities of a token."""
+def _bounded(
+    request: RequestT, each: int, context: int, field: str, *, has_prompt: bool = False
+) -> RequestT:
+    """each: log-probabilities of a token. has_prompt: half of an answer without a stated length is
+    left to the prompt."""
     config = request.generation_config()
     most, is_stated = MOST // (config.n * each), config.max_tokens >= 0
     tokens = min(config.max_tokens, context) if is_stated else context
     if tokens <= most:
         return request
-    if is_stated or most < LEAST_TOKENS:
+    longest = most // 2 if has_prompt else most
+    if is_stated or longest < LEAST_TOKENS:
         words = (
             f"a whole answer may have {MOST} log-probabilities, and with this n and max_tokens it "
             f"may have {config.n * tokens * each}: lower one of the three, or stream"
         )
         raise InvalidField(field, getattr(request, field), words)
-    return request.model_copy(update={"max_tokens": most})
+    return request.model_copy(update={"max_tokens": longest})

@@ -14,6 +14,7 @@ from mlc_llm.serve.openai.completions import CompletionChunks, CompletionPiece, 
 from mlc_llm.serve.server.calls.answer import answer_call
 from mlc_llm.serve.server.calls.asked import read
 from mlc_llm.serve.server.calls.context import new_id
+from mlc_llm.serve.server.calls.echoes import bounded_echoes
 from mlc_llm.serve.server.limits.whole_size import bounded_completion
 from mlc_llm.serve.server.streams.stream_json import DataEvents, check_end
 
@@ -55,8 +56,10 @@ async def completions(request: Request) -> Response:
     given = await read(request, CompletionRequest)
     asked = await given.with_model(given.body.model)
     served = asked.served
-    body = bounded_completion(asked.body, served.model.context)
+    context = served.model.context
+    body = bounded_completion(asked.body, context)
     request_id = new_id("cmpl")
     call = completion_call(body.model_copy(update={"model": served.name}), request_id, served.model)
+    call = bounded_echoes(call, body, context)
     writer = CompletionStream(call.streamed) if body.stream else None
     return await answer_call(asked, call, writer, asked.ignoring(body.unknown_fields()))
