@@ -58,6 +58,14 @@ def test_the_lines_of_a_chat() -> None:
     assert last["done"] and last["message"] == {"role": "assistant", "content": ""}
 
 
+def test_log_probabilities_that_were_shown_are_not_kept() -> None:
+    lines = Lines("chat", "r", "m", Clock())
+    for text in ("a", "b"):
+        (line,) = lines.of(0, Chunk([ChoicePiece(0, text, None, [LOGPROB])]))
+        assert json.loads(line)["logprobs"] == [json.loads(LOGPROB)]
+    assert [block.logprobs for block in lines._blocks.all] == [[]]
+
+
 def test_the_lines_of_a_prompt() -> None:
     *found, last = lines_of("generate", *PIECES[:2])
     assert [(one["response"], one.get("thinking")) for one in found] == [

@@ -91,6 +91,7 @@ class Lines:
             own = f'"message": {{"role": "assistant", "content": {said}{thought}}}'
         else:
             own = f'"response": {said}{thought}'
+        block.logprobs.clear()  # a stream has them in this line alone, so it may have any number
         if news.logprobs is not None:
             own += f', "logprobs": [{", ".join(news.logprobs)}]'
         return f'{{"model": {self._name}, "created_at": "{now()}", {own}, "done": false}}'
