@@ -32,6 +32,10 @@ class AsyncReader:
         self._news: deque[News] = deque()
         self._waiting: asyncio.Future[None] | None = None
 
+    def choices(self, part: int) -> int:
+        """How many choices a part of the call has."""
+        return self._parts[part].n
+
     def take(self, news: News) -> None:
         """Add a chunk, and wake the task that waits for one."""
         self._news.append(news)

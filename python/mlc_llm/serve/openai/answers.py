@@ -88,7 +88,8 @@ class GatheredChoice:
         self._thoughts.append(piece.reasoning)
         self.finish_reason = piece.finish_reason
         if piece.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + piece.logprobs
+            self.logprobs = self.logprobs or []
+            self.logprobs += piece.logprobs
         for call in piece.calls:
             if call.index == len(self._calls):
                 self._calls.append(_GatheredCall(call.id or "", call.name or ""))

@@ -15,6 +15,7 @@ from mlc_llm.serve.server.calls.start import deadline, start_call
 from mlc_llm.serve.server.limits.holding import holds_of
 from mlc_llm.serve.server.notes.note import current_note
 from mlc_llm.serve.server.streams.gone import unless_gone
+from mlc_llm.serve.server.streams.large import built, size_of
 from mlc_llm.serve.server.streams.reader import ServedReader
 from mlc_llm.serve.server.streams.sse import EventStream
 from mlc_llm.serve.server.streams.stream_json import StreamWriter, check_end
@@ -46,17 +47,18 @@ async def answer_call(
         await unless_gone(request, asyncio.wait([starting], timeout=limits.ping_s))
         reader.check()
         return EventStream(reader, writer, limits, headers, is_late=not starting.done())
-    whole = await unless_gone(request, _collected(reader, call))
-    body = whole.model_dump_json()
+    body = await unless_gone(request, _collected(reader, call))
     return Response(body, media_type="application/json", headers=dict(headers))
 
 
-async def _collected(reader: ServedReader, call: Call[Any, WholeT]) -> WholeT:
-    """The whole answer. It ends the request if it is cancelled."""
+async def _collected(reader: ServedReader, call: Call[Any, WholeT]) -> bytes:
+    """The whole answer, as JSON. It ends the request if it is cancelled."""
+    size = 0
     try:
         async for part, chunk in reader:
             check_end(chunk, call.parts[0].request_id)
             call.whole.put(part, chunk)
+            size += size_of(chunk, reader.choices(part))
     finally:
         reader.close()
-    return call.whole.response()
+    return await built(size, lambda: call.whole.response().model_dump_json().encode())

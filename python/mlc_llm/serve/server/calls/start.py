@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from mlc_llm.serve.openai.calls import Part
 from mlc_llm.serve.server.calls.context import ServedModel
 from mlc_llm.serve.server.errors import overloaded, timed_out
 from mlc_llm.serve.server.limits.order import Order
+from mlc_llm.serve.server.limits.threads import PREPARING
 from mlc_llm.serve.server.streams.reader import ServedReader
-
-PREPARING = ThreadPoolExecutor(8, "mlc-prepare")
-"""Templates, tokens and grammars are made here. More at a time would only share the cores."""
 
 
 async def start_call(

@@ -15,8 +15,8 @@ from mlc_llm.serve.openai.model import ChatModel
 from mlc_llm.serve.server.calls.answer import answer_call
 from mlc_llm.serve.server.calls.asked import read
 from mlc_llm.serve.server.calls.context import new_id
-from mlc_llm.serve.server.calls.start import PREPARING
 from mlc_llm.serve.server.limits.holding import holds_of
+from mlc_llm.serve.server.limits.threads import PREPARING
 from mlc_llm.serve.server.streams.gone import unless_gone
 from mlc_llm.serve.server.streams.named_events import NamedEvents
 

@@ -12,9 +12,9 @@ from mlc_llm.protocol import checks
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 from mlc_llm.serve.openai.requests import ChatModel, request_prompt
 from mlc_llm.serve.server.calls.context import ServedModel
-from mlc_llm.serve.server.calls.start import PREPARING
 from mlc_llm.serve.server.limits.holding import holds_of
 from mlc_llm.serve.server.limits.tenants import tenant_of
+from mlc_llm.serve.server.limits.threads import PREPARING
 from mlc_llm.serve.server.streams.gone import unless_gone
 
 CHAT_FIELDS = frozenset({"messages", "tools", "tool_choice", "chat_template_kwargs"})

@@ -29,9 +29,9 @@ from mlc_llm.serve.server.calls.context import (
     new_id,
     served_model,
 )
-from mlc_llm.serve.server.calls.start import PREPARING
 from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.limits.body import read_json_text
+from mlc_llm.serve.server.limits.threads import PREPARING
 from mlc_llm.serve.server.pool.slot import ModelSlot
 from mlc_llm.serve.server.pool.watch import stalled
 from mlc_llm.serve.server.routes.chat_tokens import KNOWN, chat_ids

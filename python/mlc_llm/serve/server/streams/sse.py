@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mlc_llm.serve.async_reader import AsyncReader
 from mlc_llm.serve.client import News
+from mlc_llm.serve.openai.chunks import Chunk
 from mlc_llm.serve.server.errors import http_error
 from mlc_llm.serve.server.limits.settings import Limits
 from mlc_llm.serve.server.streams.gone import until_gone
+from mlc_llm.serve.server.streams.large import LARGE, built, size_of
 from mlc_llm.serve.server.streams.lazy_timer import LazyTimer
 from mlc_llm.serve.server.streams.stream_json import StreamWriter
 
@@ -43,6 +45,8 @@ class EventStream(Response):
         self._reader, self._writer, self._limits = reader, writer, limits
         self.background = None
         self._is_late = is_late
+        self._size = 0
+        """Of what has come, as `size_of` counts."""
         headers = {"content-type": writer.media_type, **HEADERS, **more}
         self._own_headers = [(k.encode(), v.encode()) for k, v in headers.items()]
 
@@ -72,7 +76,7 @@ class EventStream(Response):
             quiet.begin()
             while (news := await reader.next_all()) is not None:
                 quiet.begin()
-                data = b"".join(self._events(news)) if news else writer.ping
+                data = await self._data(news) if news else writer.ping
                 if data:
                     await send(_body(data))
             last = writer.end()
@@ -80,9 +84,24 @@ class EventStream(Response):
             last = writer.failed(http_error(error))
         await send(_body(last, more=False))
 
-    def _events(self, all_news: list[News]) -> Iterator[bytes]:
+    async def _data(self, news: Sequence[News]) -> bytes:
+        """Some events say all that came before them once more, as in the Responses API."""
+        choices = self._reader.choices
+        size = sum(size_of(chunk, choices(part)) for part, chunk in news)
+        self._size += size
+        says_all = self._size >= LARGE and any(_ends_text(chunk) for _, chunk in news)
+        return await built(self._size if says_all else size, lambda: b"".join(self._events(news)))
+
+    def _events(self, all_news: Sequence[News]) -> Iterator[bytes]:
         for part, chunk in all_news:
             yield from self._writer.events(part, chunk)
+
+
+def _ends_text(chunk: Chunk) -> bool:
+    """The text of a choice ends with it, or the answer."""
+    return chunk.usage_json is not None or any(
+        one.finish_reason is not None or one.calls for one in chunk.pieces
+    )
 
 
 def _body(data: bytes, *, more: bool = True) -> dict[str, object]:
