@@ -16,6 +16,7 @@ from mlc_llm.runtime.batch import Batch, BatchOutput
 from mlc_llm.serve.core.mock_echo import EchoRunner
 from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 from mlc_llm.serve.server.pool.watch import Watch
+from mlc_llm.serve.threaded.worker import Worker
 
 MODELS = ("a=mock://echo", "b=mock://echo")
 
@@ -129,6 +130,31 @@ def test_a_long_prompt_is_no_stall() -> None:
         assert clock.now > 4 * STALL_S
         (slot,) = server.context.models.slots
         assert not slot.stalled
+
+
+def test_a_long_step_that_moves_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow processor: the kernels of one step take longer than the limit together."""
+    launches = [0]
+    monkeypatch.setattr(Worker, "launches", property(lambda _: launches[0]))
+    with Freezer().installed() as freezer, running(settings()) as server:
+        watch, clock = watch_of(server)
+        (slot,) = server.context.models.slots
+        asking = threading.Thread(target=server.chat, args=("freeze",))
+        asking.start()
+        assert freezer.entered.wait(PATIENCE_SECONDS)
+        for _ in range(5):
+            launches[0] += 1
+            watch.look()
+            clock.now += 0.6 * STALL_S
+        assert not slot.stalled
+        clock.now += 0.6 * STALL_S
+        watch.look()
+        assert slot.stalled
+        launches[0] += 1
+        watch.look()
+        assert not slot.stalled
+        freezer.gate.set()
+        asking.join(PATIENCE_SECONDS)
 
 
 def watch_of(server: Running) -> tuple[Watch, Clock]:

@@ -77,6 +77,23 @@ def test_a_request_that_waits_is_aborted_without_a_call_of_the_model(tiny: Path)
         assert not running.reader.has_ended("a") and ord("Z") not in {t for r in rows for t in r}
 
 
+def test_each_kernel_is_a_sign_of_life(tiny: Path) -> None:
+    with engine_of(tiny) as running:
+        before, seen = running.engine.progress, list[int]()
+        usual = running.core._runner.run
+
+        def run(batch: Any) -> Any:
+            output = usual(batch)
+            seen.append(running.engine.progress.launches)
+            return output
+
+        running.core._runner.run = run  # type: ignore[method-assign]
+        running.add("a", "some text", max_tokens=3, **GREEDY)
+        running.reader.end_of("a")
+        steps = zip([before.launches, *seen], seen, strict=False)
+        assert len(seen) >= 3 and all(later - one > 10 for one, later in steps)
+
+
 def test_a_reset_gives_all_back(tiny: Path) -> None:
     with engine_of(tiny, prefix_cache_mode="radix") as running:
         running.add("first", PROMPTS[0], max_tokens=5, **GREEDY)

@@ -90,6 +90,12 @@ class RankSums(Protocol):
 class Functions(Protocol):
     """The functions of a library, by name."""
 
+    @property
+    def launches(self) -> int:
+        """Kernels that have begun so far, as a sign that a long step moves; 0 where nobody counts.
+        Any thread may ask, at any time."""
+        ...
+
     def __getitem__(self, name: str) -> Callable[..., Any]: ...
 
     def with_last(self, name: str, last: Sequence[DeviceTensor]) -> Callable[..., Any]:

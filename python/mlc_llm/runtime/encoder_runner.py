@@ -109,6 +109,11 @@ class EncoderRunner:
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
+    def launches(self) -> int:
+        """As of `ModelRunner`."""
+        return self._library.launches
+
+    @property
     def limits(self) -> RunnerLimits:
         return self._limits
 

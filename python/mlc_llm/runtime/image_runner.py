@@ -60,6 +60,11 @@ class ImageRunner:
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
+    def launches(self) -> int:
+        """As of `ModelRunner`."""
+        return self._library.launches
+
+    @property
     def tokens(self) -> int:
         """Of an image."""
         return self._tower.tokens

@@ -56,6 +56,11 @@ class Library:
     def __getitem__(self, name: str) -> Callable[..., Any]:
         return self._functions[name]
 
+    @property
+    def launches(self) -> int:
+        """See `backends.device.Functions`."""
+        return self._functions.launches
+
     def with_params(
         self,
         name: str,

@@ -50,6 +50,11 @@ class MedusaRunner:
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
+    def launches(self) -> int:
+        """As of `ModelRunner`."""
+        return self._library.launches
+
+    @property
     def count(self) -> int:
         return len(self._heads)
 

@@ -156,6 +156,13 @@ class ModelRunner:
     def before_compute(self, call: Callable[[], None] | None) -> None:
         self._step.before_compute = call
 
+    @property
+    def launches(self) -> int:
+        """Kernels that have begun so far, those of the tower too. Any thread may ask. See
+        `backends.device.Functions`."""
+        of_images = 0 if self._tower is None else self._tower.launches
+        return self._library.launches + of_images
+
     def _image_rows(self, windows: Sequence[Window | None], device: Device) -> ImageRows | None:
         """Raises BrokenLibrary unless the library is for images, or without, as this runner."""
         sight = self.metadata.sight

@@ -94,6 +94,33 @@ def test_a_function_of_many_kernels_has_one_team(module: tvm_ffi.Module) -> None
     assert tensor.numpy()[0].tolist() == [50 * MEETINGS] * SIZE
 
 
+def test_launches_are_counted_in_the_middle_of_a_step(module: tvm_ffi.Module) -> None:
+    kernel, team = module["turned"], ThreadTeam(module, 2)
+    seen: list[int] = []
+
+    def ask() -> None:
+        seen.append(team.launches)
+
+    def work(tensor: Any) -> None:
+        for _ in range(3):
+            kernel(tensor)
+            asking = threading.Thread(target=ask)
+            asking.start()
+            asking.join()
+
+    tensor = tvm.runtime.tensor(np.zeros((2, SIZE), np.int32))
+    assert team.launches == 0
+    team.leading(tvm_ffi.convert(work))(tensor)
+    assert seen == [1, 2, 3] and team.launches >= 3
+
+
+def test_code_of_an_earlier_version_counts_none(tmp_path: Path) -> None:
+    module = linked(tmp_path, lambda text: text.replace("__tvm_ffi_launches", "__tvm_ffi_another"))
+    team = ThreadTeam(module, 2)
+    check(team.leading(module["turned"]))
+    assert team.launches == 0
+
+
 def test_barriers_count_on_when_their_numbers_run_over(tmp_path: Path) -> None:
     """Each barrier counts by an eighth of all numbers, so some run over in each launch."""
 

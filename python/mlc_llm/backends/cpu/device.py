@@ -148,6 +148,10 @@ class LinkedLibrary:
     def __getitem__(self, name: str) -> tvm_ffi.Function:
         return self._vm[name]
 
+    @property
+    def launches(self) -> int:
+        return self._team.launches
+
     def with_last(self, name: str, last: Sequence[tvm_ffi.Tensor]) -> Callable[..., object]:
         return self._team.leading(closure(self._vm, name, last))
 

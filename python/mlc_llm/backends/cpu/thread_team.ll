@@ -372,6 +372,15 @@ define i32 @__tvm_ffi_members(ptr %self, ptr %args, i32 %count, ptr %result) {
   ret i32 0
 }
 
+; launches(): how many there were so far. Any thread may ask, also in the middle of a step.
+define i32 @__tvm_ffi_launches(ptr %self, ptr %args, i32 %count, ptr %result) {
+  %number = load atomic i64, ptr @posted monotonic, align 8
+  %value_at = getelementptr i8, ptr %result, i64 8
+  store i32 1, ptr %result                 ; it is an int
+  store i64 %number, ptr %value_at
+  ret i32 0
+}
+
 ; run(function, ...): function(...), with a team if it is free.
 define i32 @__tvm_ffi_run(ptr %self, ptr %args, i32 %count, ptr %result) {
   %function_at = getelementptr i8, ptr %args, i64 8   ; a TVMFFIAny has 16 bytes: its type, a pointer

@@ -24,6 +24,9 @@ class ThreadTeam:
     def __init__(self, module: tvm_ffi.Module, threads: int) -> None:
         """threads: of TVM's pool. Asking TVM for them would make one for the calling thread."""
         self._run, self._forget, self._threads = module["run"], module["forget"], threads
+        # One that an earlier version has compiled does not count.
+        counts = module.implements_function("launches")
+        self._launches = module["launches"] if counts else None
         module["form"]()
         _teams.add(self)
 
@@ -33,6 +36,11 @@ class ThreadTeam:
         if self._threads > MOST_MEMBERS:
             return cast("Callable[..., object]", function)
         return partial(self._run, function)
+
+    @property
+    def launches(self) -> int:
+        """Kernels that it has begun so far. Any thread may ask, also in the middle of a step."""
+        return 0 if self._launches is None else int(self._launches())
 
     def forget_parent(self) -> None:
         """In a forked process: no thread of the team is there."""

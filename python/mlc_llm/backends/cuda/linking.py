@@ -43,6 +43,8 @@ class CudaLibrary:
 
     def __init__(self, bytecode: Path, launchers: Path, kernels: Path) -> None:
         """Raises BrokenLibrary, MemoryError, UnusableDevice."""
+        self.launches = 0
+        """Nobody counts: a step takes less than a second."""
         load_cuda()
         try:
             load = tvm_ffi.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")

@@ -68,6 +68,11 @@ class OpenEngine:
     load_id: int = field(default_factory=itertools.count(1).__next__)
     """Another number each time that a model is opened."""
 
+    @property
+    def launches(self) -> int:
+        """Of all runners; see `ModelRunner`."""
+        return sum(one.launches for one in self.runners)
+
     @cached_property
     def fingerprint(self) -> str:
         """See `opening/fingerprint.py`."""

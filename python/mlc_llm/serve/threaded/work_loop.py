@@ -27,6 +27,8 @@ class Progress(NamedTuple):
     """It waits for work."""
     died: str | None
     """Why it has ended."""
+    launches: int = 0
+    """It grows with every kernel of a step too, where these are counted."""
 
 
 class WorkLoop:
@@ -49,7 +51,8 @@ class WorkLoop:
     @property
     def progress(self) -> Progress:
         """Whether the loop moves."""
-        return Progress(self._rounds, self._inbox.is_asleep, self._inbox.closed)
+        inbox, launches = self._inbox, self._worker.launches
+        return Progress(self._rounds, inbox.is_asleep, inbox.closed, launches)
 
     def put(self, instruction: Instruction) -> None:
         """Queue an instruction, and return at once."""

@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Holds the loaded engine and works on it. Any thread may read `loaded` and `admission`; only
-    the owner of the inbox may use the rest."""
+    """Holds the loaded engine and works on it. Any thread may read `loaded`, `admission` and
+    `launches`; only the owner of the inbox may use the rest."""
 
     def __init__(self, outbox: Outbox, open_requests: OpenRequests) -> None:
         self.device = "auto"
@@ -58,6 +58,12 @@ class Worker:
         Nothing in it refers to the rest of the engine, so it may be used after an unload."""
         loaded = self.loaded
         return None if loaded is None else (loaded.core.admission, loaded.load_id)
+
+    @property
+    def launches(self) -> int:
+        """Kernels that have begun so far; see `ModelRunner`. Any thread may ask."""
+        loaded = self.loaded
+        return 0 if loaded is None else loaded.launches
 
     def has_work(self) -> bool:
         """Whether a step has something to compute."""

@@ -50,7 +50,8 @@ class Limits:
     drain_s: float = 30.0
     """After SIGTERM, running answers have so long to end."""
     stall_s: float = 60.0
-    """An engine with work that has not done a step for so long is stalled."""
+    """An engine with work that has done no step, and on a CPU no kernel of one, for so long is
+    stalled."""
 
 
 @record()

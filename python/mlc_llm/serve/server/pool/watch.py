@@ -1,7 +1,8 @@
 """Sees that an engine does not move any more, and says so: to those who wait, and to probes.
 
 A server that answers probes while its engine hangs looks well for hours. An engine moves when its
-thread has done a step, and a long prompt is many steps.
+thread has done a step, and a long prompt is many steps. On a CPU it moves with every kernel of a
+step as well: a slow processor may take minutes for a step of a large model.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _log = logging.getLogger(__name__)
 class _Seen(NamedTuple):
     client: object
     rounds: int
+    launches: int
     since: float
 
 
@@ -59,9 +61,10 @@ class Watch:
         if progress.died is not None:
             return f"its engine has ended: {progress.died}"
         seen = self._seen.get(slot)
-        has_moved = seen is None or seen[:2] != (slot.client, progress.rounds)
+        at = slot.client, progress.rounds, progress.launches
+        has_moved = seen is None or seen[:3] != at
         if has_moved or progress.is_idle or seen is None:
-            self._seen[slot] = _Seen(slot.client, progress.rounds, now)
+            self._seen[slot] = _Seen(*at, now)
             return ""
         idle_s = now - seen.since
         return "" if idle_s < self._stall_s else f"its engine has not moved for {idle_s:.1f} s"
