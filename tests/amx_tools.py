@@ -21,6 +21,8 @@ COMPILER = "gcc"
 TILES = Path(__file__).with_name("tiles.c")
 INSTRUCTION = re.compile(r'T\.call_llvm_intrin\("void", "llvm\.x86\.(\w*tile\w*|tdp\w+)"')
 """As TVM writes one down."""
+VECTOR = re.compile(r"(\w+) = T\.(\w+x\d+)\(\)")
+"""A name for a vector, as TVM writes it and does not read it where there is no such type of `T`."""
 
 
 def is_amx(isa: Isa) -> bool:
@@ -38,6 +40,7 @@ def emulated(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The kernel with calls in place of the instructions of tiles."""
     _load()
     text = func.script(show_meta=True)
+    text = VECTOR.sub(r'\1 = T.meta_var(T.Var("\1", "\2"))', text)
     return tvm.script.from_source(INSTRUCTION.sub(r'T.call_extern("int32", "tile_\1"', text))
 
 
