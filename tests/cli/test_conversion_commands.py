@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from conversion_tools import SHAPE
 from mlc_llm.cli import generate
 from mlc_llm.cli.__main__ import main
 from mlc_llm.cli.compile import is_windowed
+from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import UserError
 from mlc_llm.library.metadata import METADATA_FILE
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.testing.tiny_model import write_tiny_model
 
 
@@ -98,6 +101,73 @@ def test_a_config_is_written_and_changed(
     assert "prefill_chunk_size = -2 is not allowed" in line(capsys)
     assert main(["gen_config", model, "--quantization", "q4_0", "-o", str(output)]) == 2
     assert "one of q0f16" in line(capsys)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "mlc-chat-config.json").read_text())
+    return found
+
+
+def without_jinja(folder: Path) -> None:
+    """Remove the model's own chat template."""
+    path = folder / "tokenizer_config.json"
+    stated = json.loads(path.read_text())
+    del stated["chat_template"]
+    path.write_text(json.dumps(stated))
+
+
+def test_a_folder_keeps_its_settings(model: str, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    words = ["--quantization", "q4f16_1", "--quiet", "-o"]
+    assert main(["convert_weight", model, "--conv-template", "llama-2", *words, str(first)]) == 0
+    without_jinja(first)
+    stated = config_of(first)
+    stated |= {"temperature": 0.3, "top_p": 0.5, "context_window_size": 300, "pad_token_id": 7}
+    stated |= {"sliding_window_size": 128, "attention_sink_size": 4, "mine": [1]}
+    stated["model_config"]["max_batch_size"] = 3
+    (first / "mlc-chat-config.json").write_text(json.dumps(stated))
+    sizes = {name: stated[name] for name in ("context_window_size", "sliding_window_size")}
+    stated["model_config"] |= {**sizes, "attention_sink_size": 4}
+    words[1] = "q0f16"
+    assert main(["convert_weight", str(first), *words, str(second)]) == 0
+    assert config_of(second) == {**stated, "quantization": "q0f16"}
+    words[1] = "q4f16_1"
+    again = ["--prefill-chunk-size", "256"]
+    assert main(["gen_config", str(first), *again, *words, str(first)]) == 0
+    stated["model_config"]["prefill_chunk_size"] = stated["prefill_chunk_size"] = 256
+    assert config_of(first) == stated
+
+
+def test_a_named_template_comes_before_the_models_own(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = str(tmp_path / "out")
+    words = ["--quantization", "q4f16_1", "--quiet", "-o", output]
+    assert main(["convert_weight", model, "--conv-template", "llama-2", *words]) == 0
+    for template, used in (
+        ("phi-3", "phi-3"), (None, "phi-3"), ("auto", None), (None, None)
+    ):  # fmt: skip
+        named = [] if template is None else ["--conv-template", template]
+        assert main(["gen_config", output, *named, *words]) == 0
+        bundle = open_model(output)
+        assert getattr(bundle.chat_template, "name", None) == used
+        assert ("stop_strs" in bundle.defaults.given) == (used is not None)
+    assert isinstance(bundle.chat_template, ChatTemplate)
+    words = ["convert_weight", model, "--quantization", "f16", "-o", str(tmp_path / "new.gguf")]
+    assert main([*words, "--conv-template", "phi-3"]) == 2
+    assert "keeps the model's own chat template; leave --conv-template phi-3 out" in line(capsys)
+    assert main([*words, "--conv-template", "auto", "--quiet"]) == 0
+
+
+def test_auto_takes_the_folders_template_where_the_model_has_none(
+    model: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    words = ["--quantization", "q4f16_1", "--quiet", "-o", str(output), "--conv-template"]
+    assert main(["convert_weight", model, *words, "llama-2"]) == 0
+    without_jinja(output)
+    assert main(["gen_config", str(output), *words, "auto"]) == 0
+    assert config_of(output)["conv_template"]["name"] == "llama-2"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlc_llm.cli.guard import OK
 from mlc_llm.cli.terminal import note
-from mlc_llm.conversion.chat_config import AUTO, check_template
+from mlc_llm.conversion.chat_config import check_template
 from mlc_llm.conversion.convert import convert_weight
 from mlc_llm.conversion.importance import read_importance
 from mlc_llm.conversion.output import check_free
@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--conv-template",
         metavar="NAME",
-        default=AUTO,
-        help="the chat template in mlc-chat-config.json (default: one like the model's own)",
+        help="a chat template of MLC LLM, used instead of the model's own; auto: the model's own "
+        "(default: as the folder's mlc-chat-config.json says, else auto)",
     )
     parser.add_argument(
         "--lora",
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     set_quiet(args.quiet)
     output = Path(args.output).expanduser()
     check_name(args.quantization)
-    check_template(args.conv_template)
+    check_template(args.conv_template, args.quantization)
     check_free(output)
     _check_weighted(args)
     text = None if args.calibrate is None else _text(args.calibrate)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlc_llm.cli.guard import OK
 from mlc_llm.cli.terminal import note
-from mlc_llm.conversion.chat_config import AUTO, FILE, check_template, write_chat_config
+from mlc_llm.conversion.chat_config import FILE, check_template, write_chat_config
 from mlc_llm.conversion.output import changed_folder
 from mlc_llm.errors import InvalidField
 from mlc_llm.quantization.names import FOLDERS, check_name
@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--conv-template",
         metavar="NAME",
-        default=AUTO,
-        help="the chat template (default: one like the model's own)",
+        help="a chat template of MLC LLM, used instead of the model's own; auto: the model's own "
+        "(default: as the folder's mlc-chat-config.json says, else auto)",
     )
     for name, words in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=words)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     check_name(args.quantization)
     if args.quantization not in FOLDERS:
         raise InvalidField("quantization", args.quantization, "one of " + ", ".join(FOLDERS))
-    check_template(args.conv_template)
+    check_template(args.conv_template, args.quantization)
     given = {name: getattr(args, name) for name in SIZES}
     sizes = {name: value for name, value in given.items() if value is not None}
     for name, value in sizes.items():

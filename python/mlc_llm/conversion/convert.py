@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.conversion.awq_params import awq_params
-from mlc_llm.conversion.chat_config import AUTO, check_template, write_chat_config
+from mlc_llm.conversion.chat_config import check_template, write_chat_config
 from mlc_llm.conversion.gguf_entries import uint32_entry
 from mlc_llm.conversion.gguf_source import GGUFSource, gguf_source
 from mlc_llm.conversion.gguf_writer import NewTensor, header_bytes, write_gguf
@@ -53,7 +53,7 @@ def convert_weight(
     output: Path,
     show: Show,
     *,
-    template: str = AUTO,
+    template: str | None = None,
     importance: Mapping[str, Floats] = {},
 ) -> Converted:
     """Quantise a model and write it.
@@ -65,7 +65,7 @@ def convert_weight(
     OSError.
     """
     check_name(quantization)
-    check_template(template)
+    check_template(template, quantization)
     check_free(output)
     if files.ranking() is not None:
         words = "is a model that ranks documents, which cannot be written in another format"
@@ -83,7 +83,7 @@ def _to_folder(
     output: Path,
     show: Show,
     *,
-    template: str,
+    template: str | None,
     importance: Mapping[str, Floats],
 ) -> Converted:
     plain = mlc_params(files.plan(), files.tensors, scheme, importance)

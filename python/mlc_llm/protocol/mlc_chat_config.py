@@ -78,6 +78,8 @@ class MLCChatConfig(OpenModel):
     tokenizer_info: dict[str, object] | None = None
     conv_template: str | Conversation
     """A registered name, or the template itself."""
+    prefer_conv_template: bool = False
+    """Use it even if the tokenizer's files have a template. Our own field."""
     model_task: str = "chat"
     embedding_metadata: dict[str, object] | None = None
 

@@ -70,8 +70,8 @@ class ModelBundle:
     """None for an engine that computes nothing: the echo engine needs no weights."""
     tokenizer: Tokenizer
     chat_template: ChatTemplate | Conversation | None
-    """The template in the file, else the one that mlc-chat-config.json names; None: the model
-    cannot chat."""
+    """The template in the file, else the one that mlc-chat-config.json names; the other way round
+    if that file says so (`prefer_conv_template`). None: the model cannot chat."""
     name: str
     context_window: int
     """Tokens of a prompt and its answer together."""
@@ -197,7 +197,7 @@ def open_model(
         on_files(files)
     settings = _settings_of(model, path or source.path)
     tokenizer = files.tokenizer()
-    template = files.chat_template(tokenizer)
+    template = None if settings.prefers_template else files.chat_template(tokenizer)
     return ModelBundle(
         source=source,
         files=files,

@@ -32,6 +32,8 @@ class ModelSettings:
     sampling: GenerationConfig = field(default_factory=GenerationConfig)
     template: Conversation | None = None
     """The chat template that mlc-chat-config.json names."""
+    prefers_template: bool = False
+    """It comes before the one in the model's files."""
     stop_token_ids: frozenset[int] = frozenset()
     """The end-of-text tokens that any of the files names; they may lie outside the vocabulary."""
     context_window: int | None = None
@@ -75,6 +77,7 @@ def read_settings(folder: Path) -> ModelSettings:
     return ModelSettings(
         sampling,
         template,
+        chat.prefer_conv_template,
         stops.union(chat.eos_token_ids(), template.stop_token_ids),
         chat.context_window_size if chat.context_window_size > 0 else None,
         chat.sliding_window_size,
