@@ -78,14 +78,15 @@ def method(name: str, value: object) -> list[str]:
 
 
 def signature(function: Callable[..., object], name: str) -> str:
-    """As in the source, without `self`. On several lines if it is too long for one."""
+    """As in the source, without `def` and `self`. On several lines if it is too long for one."""
     found = inspect.signature(function)
     returned = "" if name[0].isupper() else f" -> {found.return_annotation}"
     given = list(_parameters(found))
-    line = f"{name}({', '.join(given)}){returned}"
+    start = f"async {name}(" if inspect.iscoroutinefunction(function) else f"{name}("
+    line = f"{start}{', '.join(given)}){returned}"
     if len(line) <= WIDTH:
         return line
-    return "\n".join([f"{name}(", *(f"    {one}," for one in given), f"){returned}"])
+    return "\n".join([start, *(f"    {one}," for one in given), f"){returned}"])
 
 
 def _parameters(found: inspect.Signature) -> Iterable[str]:

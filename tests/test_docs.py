@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mlc_llm import errors
+from mlc_llm.serve.async_engine import AsyncMLCEngine
 from mlc_llm.serve.metrics import EngineMetricsRecorder, RequestMetrics
 
 ROOT = Path(__file__).parent.parent
@@ -71,6 +72,14 @@ def test_the_pieces_run(
 def test_what_the_code_knows_is_up_to_date(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert RENEW["renewed"](text) == text, "run: .venv/bin/python scripts/renew_docs.py"
+
+
+def test_what_has_to_be_awaited_is_shown_as_that() -> None:
+    shown = RENEW["block"]("AsyncMLCEngine")
+    methods = [(k, v) for k, v in vars(AsyncMLCEngine).items() if f"**`{k}`**" in shown]
+    assert {"abort", "terminate"} <= {name for name, _ in methods}
+    for name, method in methods:
+        assert (f"\nasync {name}(" in shown) == inspect.iscoroutinefunction(method), name
 
 
 def test_every_block_is_on_the_page() -> None:
