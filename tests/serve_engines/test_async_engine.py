@@ -209,6 +209,8 @@ def test_abort_metrics_unload_reload(async_engine: AsyncMLCEngine) -> None:
         assert (await async_engine.metrics())["prefill_tokens_sum"] > 0
         await async_engine.unload()
         await async_engine.reload()
+        await async_engine.reload({"max_num_sequence": 3})
+        assert async_engine.engine_config.max_num_sequence == 3
         await async_engine.reset()
         assert await chat(async_engine, "a") == "a"
 

@@ -17,6 +17,7 @@ from mlc_llm.protocol.openai_api_protocol import (
     ChatCompletionStreamResponse,
     CompletionResponse,
 )
+from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.engine import AnswerChunks
 
 LONG = "abc " * 400
@@ -238,6 +239,37 @@ def test_unload_and_reload(engine: MLCEngine) -> None:
     assert chat(engine, "a").choices[0].message.content == "a"
     engine.reset()
     assert engine.metrics()["completion_tokens_sum"] == 0
+
+
+def test_a_config_without_a_model_keeps_the_engines() -> None:
+    with MLCEngine("mock://echo", mode="interactive") as engine:
+        engine.reload({"max_num_sequence": 2})
+        assert engine.engine_config.max_num_sequence == 2
+        assert chat(engine, "a").choices[0].message.content == "a"
+        for _ in range(2):
+            engine.reload(EngineConfig(prefill_chunk_size=64))
+        engine.reload()
+        found = engine.engine_config
+        assert (found.model, found.mode) == ("mock://echo", "interactive")
+        assert (found.max_num_sequence, found.prefill_chunk_size) == (32, 64)
+        with pytest.raises(InvalidField, match="max_num_sequence = 0"):
+            engine.reload({"max_num_sequence": 0})
+        with pytest.raises(UserError, match="should be an EngineConfig, or a dict of its fields"):
+            engine.reload("mock://echo")  # type: ignore[arg-type]
+        assert chat(engine, "a").choices[0].message.content == "a"
+        with pytest.raises(UserError, match="no such model"):
+            engine.reload({"model": "no such model"})
+        engine.reload()
+        assert engine.engine_config.model == "mock://echo"
+
+
+def test_a_library_is_kept_with_its_model_alone(engine: MLCEngine) -> None:
+    client = engine._client
+    client._config = EngineConfig(model="a", model_lib="of a", mode="server")
+    assert client._completed(EngineConfig()) == client._config
+    assert client._completed(EngineConfig(model="b")).model_lib is None
+    assert client._completed(EngineConfig(model_lib="another")).model_lib == "another"
+    assert client._completed(EngineConfig(mode="local")).mode == "local"
 
 
 def test_metrics_count_tokens(engine: MLCEngine) -> None:

@@ -206,9 +206,13 @@ class AsyncMLCEngine:
         reader = await begin(self._client, [part])
         return metrics_in([chunk async for _, chunk in reader])
 
-    async def reload(self, engine_config: EngineConfig | None = None) -> None:
-        """Abort all requests, and open the model that a config names; None: the same as before.
-        Raises what opening raises; then nothing is loaded."""
+    async def reload(
+        self, engine_config: EngineConfig | Mapping[str, object] | None = None
+    ) -> None:
+        """Abort all requests, and open the model with another config, which may be a dict of its
+        fields; None: as before. A config without `model` keeps the engine's model, one without
+        `mode` its mode. Raises what opening raises; then nothing is loaded. A field that is wrong
+        by itself raises before anything is aborted."""
         await asyncio.to_thread(self._client.reload, engine_config)
 
     async def unload(self) -> None:

@@ -251,11 +251,21 @@ class EngineClient(Generic[ReaderT]):
         for request_id in self._callback.running.ids():
             self._engine.abort_request(request_id)
 
-    def reload(self, config: EngineConfig | None = None) -> None:
+    def reload(self, config: EngineConfig | Mapping[str, object] | None = None) -> None:
         """Abort everything, and open the model of this config; None: the same as before. Raises
         what opening raises."""
-        self._engine.reload((config or self._config).asjson())
-        self._config = config or self._config
+        wanted = self._config if config is None else self._completed(EngineConfig.of(config))
+        self._engine.reload(wanted.asjson())
+        self._config = wanted
+
+    def _completed(self, config: EngineConfig) -> EngineConfig:
+        """A config with what it leaves to the engine's arguments: its model, with the library of
+        that one, and its mode."""
+        config = replace(config, mode=config.mode or self._config.mode)
+        if config.model is not None:
+            return config
+        library = config.model_lib or self._config.model_lib
+        return replace(config, model=self._config.model, model_lib=library)
 
     def unload(self) -> None:
         """Abort everything and free the model's memory."""

@@ -31,7 +31,7 @@ class EngineConfig:
     """
 
     model: str | None = None
-    """The engine has an argument `model`; leave it out here."""
+    """The engine has an argument `model`; leave it out here. For `reload`: another model."""
     model_lib: str | None = None
     """The engine has an argument `model_lib`; leave it out here."""
     additional_models: list[str | tuple[str, str]] = field(default_factory=list)

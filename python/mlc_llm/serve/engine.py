@@ -236,9 +236,11 @@ class MLCEngine:
         with _begin(self._client, [part]) as reader:
             return metrics_in(chunk for _, chunk in reader)
 
-    def reload(self, engine_config: EngineConfig | None = None) -> None:
-        """Abort all requests, and open the model that a config names; None: the same as before.
-        Raises what opening raises; then nothing is loaded."""
+    def reload(self, engine_config: EngineConfig | Mapping[str, object] | None = None) -> None:
+        """Abort all requests, and open the model with another config, which may be a dict of its
+        fields; None: as before. A config without `model` keeps the engine's model, one without
+        `mode` its mode. Raises what opening raises; then nothing is loaded. A field that is wrong
+        by itself raises before anything is aborted."""
         self._client.reload(engine_config)
 
     def unload(self) -> None:
