@@ -69,6 +69,25 @@ def test_mistakes_are_named(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["convert_weight", "--quantization", "q4f16_1", "-o", "tiny.gguf/new"],
+        ["convert_weight", "--quantization", "q8_0", "-o", "tiny.gguf/deeper/new.gguf"],
+        ["convert_weight", "--quantization", "q4f16_1", "-o", "nowhere/new"],
+        ["gen_config", "--quantization", "q4f16_1", "-o", "tiny.gguf/new"],
+        ["compile", "-o", "tiny.gguf/new"],
+    ],
+)
+def test_an_output_below_a_file_is_named(
+    model: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nowhere").symlink_to("no such folder")
+    above = tmp_path / words[-1].split("/")[0]
+    assert main([words[0], model, *words[1:-1], str(tmp_path / words[-1])]) == 2
+    assert f"cannot be made: {above} is no folder" in line(capsys)
+
+
 def test_adapters_are_merged(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

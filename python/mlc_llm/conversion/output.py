@@ -75,12 +75,16 @@ def changed_folder(path: Path) -> Iterator[Path]:
 
 
 def check_free(path: Path) -> None:
-    """Raises UserError if there is a file, or a folder with something in it."""
+    """Raises UserError if there is a file, or a folder with something in it, or if no folder can
+    be made there."""
     if path.is_dir():
         if any(path.iterdir()):
             raise UserError(f"the output folder {path} is not empty; name a new one")
     elif path.exists() or path.is_symlink():
         raise UserError(f"the output {path} is there already; name a new one")
+    above = next((one for one in path.parents if one.exists() or one.is_symlink()), None)
+    if above is not None and not above.is_dir():
+        raise UserError(f"the output {path} cannot be made: {above} is no folder")
 
 
 def check_room(folder: Path, needed: int) -> None:
