@@ -138,6 +138,28 @@ def test_what_was_made_of_a_download_goes_with_it(
     assert set(listed(capsys)) == {"ann.gguf", "bob.gguf", "default.gguf"}
 
 
+@pytest.mark.parametrize("is_here", [False, True])
+def test_all_files_of_a_folder_go_with_it(
+    cache: Path,
+    tmp_path: Path,
+    is_here: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "carl-MLC"
+    words = ["convert_weight", str(tmp_path / "ann.gguf"), "--quantization", "q0f16", "--quiet"]
+    assert main([*words, "-o", str(folder)]) == 0
+    before = listed(capsys)
+    monkeypatch.chdir(folder)
+    model = open_model("." if is_here else str(folder)).files
+    assert model is not None and len(model.opened) > 2
+    jit.prepare(model, "portable")
+    mine = {"packed weights", "library", "checksum"}
+    assert listed(capsys) == {**before, "carl-MLC": mine}
+    removed = kinds(ask(capsys, "remove", "carl-MLC")["removed"])
+    assert removed == {"carl-MLC": mine} and listed(capsys) == before
+
+
 def test_a_part_of_a_download_is_shown_and_removed(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -168,7 +168,7 @@ class _Work:
     def build(self, folder: Path) -> None:
         """Compile the library into a folder."""
         _build(self.plan, self.backend, folder, self.show, libraries=_libraries())
-        record_about(folder, "library", self.model.path.name)
+        record_about(folder, "library", _name(self.model))
 
     def pack(self, content: str, folder: Path) -> None:
         """Pack the weights of a model that had this content into a folder. Raises ModelFileError if
@@ -180,7 +180,7 @@ class _Work:
             pack_weights(self.plan, self.backend, self.model.tensors, folder, shown.advance)
         if content_of_model(self.model) != content:
             raise ModelFileError(f"{self.model.path} was changed while it was read; start again")
-        record_about(folder, "packed weights", self.model.path.name)
+        record_about(folder, "packed weights", _name(self.model))
 
 
 def packed_weights(model: ModelFiles, kernels: str | None = None) -> Path | None:
@@ -204,9 +204,14 @@ def content_of_model(model: ModelFiles) -> str:
     Raises ModelFileError if other files have taken their places, or if they cannot be read.
     """
     try:
-        return _named(model, [content_of(path) for path, _ in model.opened])
+        return _named(model, [content_of(path, _name(model)) for path, _ in model.opened])
     except OSError as error:
         raise ModelFileError(f"{model.path}: cannot be read: {error.strerror}") from error
+
+
+def _name(model: ModelFiles) -> str:
+    """What the cache calls the model: the name of its file or folder, also for `.`."""
+    return model.path.absolute().name
 
 
 def _named(model: ModelFiles, contents: Sequence[Content]) -> str:

@@ -59,8 +59,9 @@ class Content(NamedTuple):
     state: FileState
 
 
-def content_of(path: Path) -> Content:
-    """The content of a file, from the cache or by reading the file. Raises OSError."""
+def content_of(path: Path, model: str | None = None) -> Content:
+    """The content of a file, from the cache or by reading the file. model: the name of the model
+    that the file belongs to, for users; None: the file's. Raises OSError."""
     with path.open("rb", buffering=0) as raw:
         file = cast(BinaryIO, raw)
         state, key = _state_and_key(file)
@@ -70,7 +71,7 @@ def content_of(path: Path) -> Content:
             found = _hash(file, path.name, state.size)
             settled = started - state.changed_ns / 1e9 > SETTLED_S
             if settled and FileState.of(os.fstat(file.fileno())) == state:
-                keep(_name(path), key, found.encode(), f"checksum of {path.name}")
+                keep(_name(path), key, found.encode(), f"checksum of {model or path.name}")
     return Content(found, state)
 
 

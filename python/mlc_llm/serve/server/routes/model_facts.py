@@ -81,7 +81,7 @@ def _of_files(files: ModelFiles) -> ModelFacts:
 
 def _digest(files: ModelFiles) -> str:
     """Of one file, its hash; of several, the hash of their hashes."""
-    hashes = [content_of(path).hash for path, _ in files.opened]
+    hashes = [content_of(path, files.path.absolute().name).hash for path, _ in files.opened]
     return hashes[0] if len(hashes) == 1 else sha256("".join(hashes).encode()).hexdigest()
 
 
