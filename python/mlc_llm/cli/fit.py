@@ -28,12 +28,15 @@ from mlc_llm.serve.opening.bundle import ModelBundle, open_model
 from mlc_llm.serve.precision_costs import PrecisionCost
 
 FLAGS = {
-    name: flag
-    for name, flag in ENGINE_FLAGS.items()
-    if flag
-    in ("--context", "--sequences", "--chunk", "--tokens", "--utilization", "--kv-cache-dtype")
+    "max_single_sequence_length": "--context",
+    "max_num_sequence": "--sequences",
+    "prefill_chunk_size": "--chunk",
+    "max_total_sequence_length": "--tokens",
+    "gpu_memory_utilization": "--utilization",
+    "kv_cache_dtype": "--kv-cache-dtype",
 }
 """Field of `EngineConfig` that changes the memory -> the flag that sets it."""
+NAMED = {**ENGINE_FLAGS, **FLAGS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table. The exit code is 1 if the chosen mode does not fit."""
     given = {name: getattr(args, flag[2:].replace("-", "_")) for name, flag in FLAGS.items()}
-    with naming_flags():
+    with naming_flags(NAMED):
         shards = args.tensor_parallel_shards
         config = EngineConfig(mode=args.mode, tensor_parallel_shards=shards, **given)
         bundle = open_model(args.model)
@@ -96,7 +99,9 @@ def choose(config: EngineConfig, size: ModelSize, free: int, promised: str = "")
         return Choice(complete, plan, None)
     except UserError as error:
         least = replace(asked, max_total_sequence_length=least_tokens(config))
-        return Choice(least, plan_memory(asked, size, free, promised), with_flags(str(error)))
+        return Choice(
+            least, plan_memory(asked, size, free, promised), with_flags(str(error), NAMED)
+        )
 
 
 def _look(bundle: ModelBundle, config: EngineConfig) -> tuple[ModelSize, tuple[int, str]]:

@@ -10,10 +10,6 @@ from mlc_llm.errors import InvalidField, UserError
 
 ENGINE_FLAGS = {
     "max_single_sequence_length": "--context",
-    "max_num_sequence": "--sequences",
-    "prefill_chunk_size": "--chunk",
-    "max_total_sequence_length": "--tokens",
-    "gpu_memory_utilization": "--utilization",
     "speculative_mode": "--speculative",
     "additional_models": "--draft-model",
     "precision": "--precision",
@@ -28,7 +24,7 @@ ENGINE_FLAGS = {
     "mmproj": "--mmproj",
     "allow_image_hosts": "--allow-image-hosts",
 }
-"""Field of `EngineConfig` -> the flag that sets it."""
+"""Field of `EngineConfig` -> the flag that sets it, of all commands with an engine."""
 
 
 @contextmanager

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 
-from mlc_llm.errors import UserError
+from mlc_llm.errors import InvalidField, UserError
+from mlc_llm.protocol import checks
 from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config_fields import RULES
 
 OTHER_NAMES = {
     "max_total_seq_length": "max_total_sequence_length",
     "context_window_size": "max_single_sequence_length",
 }
 """MLC LLM's names in this flag."""
+FLAGS = {
+    name: f"--overrides {name}"
+    for name in (
+        "max_num_sequence", "prefill_chunk_size", "max_total_sequence_length",
+        "gpu_memory_utilization",
+    )
+}  # fmt: skip
+"""Fields that errors about memory name -> how they are set: no other flag does."""
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +47,7 @@ def applied(config: EngineConfig, text: str | None) -> EngineConfig:
     """
     if text is None:
         return config
-    written = text.strip()
-    fields = parse_json_object(written, "--overrides") if written[:1] == "{" else _pairs(written)
-    given = {OTHER_NAMES.get(name, name): value for name, value in fields.items()}
+    given = {OTHER_NAMES.get(name, name): value for name, value in _fields(text).items()}
     wanted = asdict(EngineConfig.from_mapping(given))
     unset, own = asdict(EngineConfig()), asdict(config)
     for name in given:
@@ -47,6 +57,32 @@ def applied(config: EngineConfig, text: str | None) -> EngineConfig:
                 "leave one of the two out"
             )
     return EngineConfig.from_mapping({**own, **{name: wanted[name] for name in given}})
+
+
+@contextmanager
+def naming(text: str | None) -> Iterator[None]:
+    """Turn an error about a field of `text` into a `UserError` about the flag. Raises `UserError`
+    for a text that cannot be read, or an unknown field."""
+    written = {OTHER_NAMES.get(name, name): name for name in _fields(text or "")}
+    try:
+        yield
+    except InvalidField as error:
+        field = error.field.partition(".")[0]
+        if field not in written:
+            raise
+        raise UserError(f"--overrides: {written[field]}{str(error)[len(field) :]}") from error
+
+
+def _fields(text: str) -> Mapping[str, object]:
+    """The fields by the names that the user gives. Raises `UserError`."""
+    written = text.strip()
+    fields = parse_json_object(written, "--overrides") if written[:1] == "{" else _pairs(written)
+    try:
+        for name, value in fields.items():
+            checks.known_field(name, value, [*RULES, *OTHER_NAMES])
+    except InvalidField as error:
+        raise UserError(f"--overrides: {error}") from error
+    return fields
 
 
 def _pairs(text: str) -> dict[str, object]:

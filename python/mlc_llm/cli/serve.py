@@ -31,6 +31,7 @@ FLAGS = {
     "served_model_name": "--served-model-name",
     "tls_cert": "--tls-cert",
     "tls_key": "--tls-key",
+    **overrides.FLAGS,
 }
 """Fields of a server -> the flags that set them."""
 
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     set_up_access(args.log_format)
     if args.ray is not None:
         return _run_on_ray(args)
-    with naming_flags({**ENGINE_FLAGS, **FLAGS}):
+    with naming_flags({**ENGINE_FLAGS, **FLAGS}), overrides.naming(args.overrides):
         settings = serve_flags.settings(args)
         settings.check()
         models = _models(args)
