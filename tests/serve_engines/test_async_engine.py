@@ -217,6 +217,27 @@ def test_abort_metrics_unload_reload(async_engine: AsyncMLCEngine) -> None:
     asyncio.run(ask())
 
 
+def test_a_second_reader_is_refused_and_the_first_goes_on(async_engine: AsyncMLCEngine) -> None:
+    async def ask() -> None:
+        chunks = await stream(async_engine, "hello")
+        both = asyncio.gather(texts_of(chunks), texts_of(chunks), return_exceptions=True)
+        first, second = await asyncio.wait_for(both, 20)
+        assert first == "hello"
+        assert isinstance(second, UserError) and "another task reads this answer" in str(second)
+        assert await texts_of(chunks) == ""
+
+    asyncio.run(ask())
+
+
+def test_tasks_may_read_one_after_the_other(async_engine: AsyncMLCEngine) -> None:
+    async def ask() -> None:
+        async with await stream(async_engine, LONG) as chunks:
+            await asyncio.create_task(anext(chunks))
+            await asyncio.wait_for(asyncio.create_task(anext(chunks)), 20)
+
+    asyncio.run(ask())
+
+
 def test_the_context_manager_ends_the_threads() -> None:
     async def ask() -> str | None:
         async with AsyncMLCEngine("mock://echo") as engine:

@@ -41,15 +41,18 @@ WholeT = TypeVar("WholeT")
 
 
 class AsyncAnswerChunks(AsyncIterator[StreamedT], Generic[StreamedT]):
-    """The chunks of an answer, as they come. `close`, the end of an `async with` block, cancelling
-    the task that reads, or losing the last reference ends the request, if it has not ended."""
+    """The chunks of an answer, as they come, for one task. `close`, the end of an `async with`
+    block, cancelling the task that reads, or losing the last reference ends the request, if it has
+    not ended."""
 
     def __init__(self, reader: AsyncReader, streamed: Streamed[StreamedT]) -> None:
         self._reader, self._streamed = reader, streamed
         self._made: deque[StreamedT] = deque()
 
     async def __anext__(self) -> StreamedT:
-        """Raises `RequestError` if the request failed."""
+        """Raises `RequestError` if the request failed, `UserError` while another task waits here;
+        that one gets its chunks."""
+        self._reader.check_reads_alone()
         try:
             while not self._made:
                 self._made.extend(self._streamed.of(*await anext(self._reader)))

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from mlc_llm.errors import UserError
 from mlc_llm.serve.client import EngineClient, News
 from mlc_llm.serve.openai.calls import Part
 from mlc_llm.serve.openai.chunks import Chunk
@@ -78,9 +79,20 @@ class AsyncReader:
             await self._news_come()
         return self._news.popleft()
 
+    def check_reads_alone(self) -> None:
+        """Raises UserError while another task waits for a chunk: both would wait for ever."""
+        if self._waiting is not None:
+            raise UserError(
+                "another task reads this answer; read it in one task, which may hand chunks on"
+            )
+
     async def _news_come(self) -> None:
+        self.check_reads_alone()
         self._waiting = self.loop.create_future()
-        await self._waiting
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
 
 
 def deliver_to_loops(all_news: list[tuple[AsyncReader, News]]) -> None:
