@@ -70,6 +70,22 @@ def test_generate_as_json_and_raw(server: Running, capsys: pytest.CaptureFixture
     assert found["timings"]["load_s"] is None and found["timings"]["ttft_s"] > 0
 
 
+@pytest.mark.parametrize("name", ["<|im_end|>", "<｜User｜>", "</s>", "<end_of_turn>", "[INST]"])
+def test_raw_says_that_names_of_control_tokens_are_text(
+    name: str, server: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"a {name} b", "--url", url(server)]
+    assert generate(*words, "--raw") == 0
+    out, err = capsys.readouterr()
+    assert out == f"a {name} b\n"
+    assert err.startswith(f"[{name} in the prompt: the server decides") and err.count("\n") == 1
+    for more in (["--raw", "--quiet"], []):
+        assert generate(*words, *more) == 0
+        assert capsys.readouterr() == (out, "")
+    assert generate("a <b> [1] <|", "--url", url(server), "--raw") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_cut_answer_names_the_flag(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("hello", "--url", url(server), "--max-tokens", "2") == 0
     out, err = capsys.readouterr()

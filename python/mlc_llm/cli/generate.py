@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--raw",
         action="store_true",
         help="continue the text of PROMPT without the chat template; names of control tokens in it "
-        "are control tokens",
+        "are control tokens (with --url the server decides that, and mlc_llm serve takes them as "
+        "text)",
     )
     options.add_sampling(parser)
     remote.add_arguments(parser)
@@ -65,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     session: KnowsLimits
     if args.url is not None:
         session = there = remote.open_session(args)
+        if args.raw and not args.quiet:
+            remote.note_control_tokens(prompt)
         answer = there.answer(prompt if args.raw else _messages(prompt, args), config, on_text)
     else:
         session = here = open_session(args.model, args.device, engine, adapter, once=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from typing import TYPE_CHECKING
 
 from mlc_llm.cli import options
+from mlc_llm.cli.terminal import note
 from mlc_llm.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,6 +20,10 @@ ONLY_HERE = (
     *("model_lib", "kernels", "quantization", "rope_scaling", "adapter"),
 )
 """Flags about an engine of this process."""
+_CONTROL = re.compile(
+    r"<\|[^<>|\s]{1,64}\|>|<｜[^<>｜\s]{1,64}｜>|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>|\[/?INST\]"
+)
+"""The usual forms of control tokens' names. Which ones a model has, its server knows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +60,16 @@ def check(args: argparse.Namespace) -> None:
     for name in ("regex", "grammar"):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} cannot be used with --url: OpenAI's API has no field for it")
+
+
+def note_control_tokens(prompt: str) -> None:
+    """Say that a server may read names of control tokens as text, if a prompt seems to have any."""
+    found = _CONTROL.search(prompt)
+    if found is not None:
+        note(
+            f"[{found[0]} in the prompt: the server decides whether that is a control token; "
+            "mlc_llm serve reads it as text]"
+        )
 
 
 def open_session(args: argparse.Namespace) -> RemoteSession:
