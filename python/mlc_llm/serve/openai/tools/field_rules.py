@@ -69,7 +69,7 @@ class FieldRules:
             head += self._split(form.raw[0])
             value = self._raw(rule, cast("Mapping[str, object]", schema), form.raw[1])
         else:
-            value = f"{self._value(i, name, kind)} {fixed(*self._split(form.value_end))}".strip()
+            value = f"{self._value(i, name)} {fixed(*self._split(form.value_end))}".strip()
         self._rules.append(f"{rule}: {fixed(*head)} {value} {after}".strip())
         return rule
 
@@ -82,17 +82,20 @@ class FieldRules:
         self._rules += rules
         return reference
 
-    def _value(self, i: int, name: str, kind: ValueKind) -> str:
-        if kind is ValueKind.BOOLEAN:
-            return '("True" | "False")'
-        if kind is ValueKind.NONE:
-            return '"None"'
+    def _value(self, i: int, name: str) -> str:
+        words, schema = self._form.as_words(properties_of(self._schema)[name])
+        options = [fixed(word) for word in words]
+        if not words or schema is not False:
+            options.append(f"@{self._part(i, name, schema)}")
+        return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+
+    def _part(self, i: int, name: str, schema: object) -> str:
+        """The name of the part for values that are JSON."""
         outside = {key: self._schema[key] for key in _OUTSIDE if key in self._schema}
-        schema = properties_of(self._schema)[name]
         whole = {**schema, **outside} if isinstance(schema, Mapping) else {"anyOf": [schema]}
         part = f"f{self._number}_{i}"
         self._parts.append(schema_part(part, whole, f"{self._function.field}.properties.{name}"))
-        return f"@{part}"
+        return part
 
 
 def _check(function: Function) -> None:

@@ -43,9 +43,20 @@ class FieldForm:
             return ValueKind.JSON
         if self.raw is not None and _is_free_text(schema, self.raw[1].strip()):
             return ValueKind.RAW
-        if self.words and schema.keys() <= _NOTES - {"enum"}:
-            return _WORDS.get(cast("str", schema.get("type")), ValueKind.JSON)
         return ValueKind.JSON
+
+    def as_words(self, schema: object) -> tuple[list[str], object]:
+        """The words that stand for some values of this schema, and the schema of the others, which
+        are JSON: False, the schema that nothing fits, if there are none."""
+        if not self.words or not isinstance(schema, Mapping):
+            return [], schema
+        given = schema.get("type")
+        kinds = given if isinstance(given, list) else [given]
+        words = [word for kind in kinds if isinstance(kind, str) for word in _WORDS.get(kind, ())]
+        if not words or not schema.keys() <= _NOTES - {"enum"}:
+            return [], schema
+        others = [kind for kind in kinds if not isinstance(kind, str) or kind not in _WORDS]
+        return words, {**schema, "type": others} if others else False
 
     def written(self, schema: object, value: object) -> str:
         """A value as the model writes it."""
@@ -60,12 +71,11 @@ class ValueKind(Enum):
     """How a value is written."""
 
     RAW = "a text as it is"
-    JSON = "JSON"
-    BOOLEAN = "True or False"
-    NONE = "None"
+    JSON = "JSON, or a word of Python"
 
 
-_WORDS = {"boolean": ValueKind.BOOLEAN, "null": ValueKind.NONE}
+_WORDS = {"boolean": ("True", "False"), "null": ("None",)}
+"""Type -> its values, as words."""
 
 
 def _is_free_text(schema: Mapping[str, object], end: str) -> bool:

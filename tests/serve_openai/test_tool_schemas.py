@@ -1,0 +1,74 @@
+"""Every form of calls with schemas that say the type of an argument in one of many ways."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from scripted import Chat
+from test_tool_matrix import FAMILIES, template
+
+from mlc_llm.errors import UserError
+
+PYTHON_FORMS = ("lfm2", "gorilla", "python")
+
+
+def body(parameters: Any, **more: Any) -> dict[str, Any]:
+    """A request that must call the function `f`."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
+    return {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+
+
+def arguments(chat: Chat, tokens: Any) -> Any:
+    (choice,) = chat.whole(tokens or []).choices
+    assert choice.finish_reason == "tool_calls" and choice.message.tool_calls is not None
+    return json.loads(choice.message.tool_calls[0].function.arguments)
+
+
+def needed(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": schema}, "required": ["a"], **more}
+
+
+SHORT = {"type": "string", "maxLength": 3}
+TYPES: dict[str, tuple[Any, tuple[type, ...]]] = {
+    "optional text": ({"type": ["string", "null"]}, (str, type(None))),
+    "optional truth": ({"type": ["boolean", "null"], "default": None}, (bool, type(None))),
+    "optional number": ({"type": ["integer", "null"], "maximum": 99}, (int, type(None))),
+    "one type in a list": ({"type": ["null"]}, (type(None),)),
+    "anyOf": ({"anyOf": [SHORT, {"type": "null"}]}, (str, type(None))),
+    "enum without type": ({"enum": ["x", None, True]}, (str, type(None), bool)),
+    "optional enum": ({"type": ["string", "null"], "enum": ["x", None]}, (str, type(None))),
+    "const": ({"const": "x"}, (str,)),
+    "const null": ({"const": None}, (type(None),)),
+    "$ref": ({"$ref": "#/$defs/short"}, (str,)),
+    "true": (True, (object,)),
+    "nothing": ({}, (object,)),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", TYPES)
+def test_an_argument_of_any_kind_of_schema(family: str, name: str) -> None:
+    schema, kinds = TYPES[name]
+    chat = Chat(body(needed(schema, **{"$defs": {"short": SHORT}})), template(family))
+    for seed in range(2):
+        values = arguments(chat, chat.draw(seed))
+        assert values.keys() == {"a"} and isinstance(values["a"], kinds)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", [[], {"a": 1}, [["string"]], ["text"], 5, None])
+def test_a_type_that_is_none_is_refused(family: str, kind: Any) -> None:
+    with pytest.raises(UserError, match=r"tools\[0\].function.parameters"):
+        Chat(body(needed({"type": kind})), template(family)).draw(0)
+
+
+@pytest.mark.parametrize("family", PYTHON_FORMS)
+def test_words_of_python_beside_other_types(family: str) -> None:
+    form = FAMILIES[family][1]
+    optional = {name: {"type": [name, "null"]} for name in ("string", "boolean", "integer")}
+    chat = Chat(body({"type": "object", "properties": optional}), template(family))
+    for given in (dict.fromkeys(optional), {"string": "x", "boolean": False, "integer": 3}):
+        text = form.written([("f", json.dumps(given))])
+        assert arguments(chat, chat.draw(0, text)) == given
