@@ -31,6 +31,8 @@ class History:
     """Ids of so many letters and digits. None: any ids."""
     one_call: bool = False
     """A message has one call at most."""
+    objects: bool = False
+    """Arguments are objects. Calls with others stand in the text of the assistant."""
 
 
 class Family(Protocol):

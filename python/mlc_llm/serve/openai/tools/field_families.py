@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import partial
 
+from mlc_llm.protocol.messages import arguments_value
 from mlc_llm.record import record
 from mlc_llm.serve.openai.tools.family import Function, History
 from mlc_llm.serve.openai.tools.field_rules import FieldRules
@@ -26,7 +26,7 @@ class FieldFamily:
     name: str
     layout: CallLayout
     form: FieldForm
-    history: History = field(default_factory=History)
+    history: History = field(default_factory=partial(History, objects=True))
 
     def rules(self, functions: Sequence[Function], split: Split, *, parallel: bool) -> CallRules:
         def body(function: Function, number: int) -> Body:
@@ -47,7 +47,11 @@ class FieldFamily:
         return self.layout.joined([(name, self._fields(arguments)) for name, arguments in calls])
 
     def _fields(self, arguments: str) -> str:
-        form = self.form
+        """The arguments one by one. What is no object, of a call that was cut say, stays as it
+        is."""
+        values, form = arguments_value(arguments), self.form
+        if not isinstance(values, Mapping):
+            return arguments
         free = {"type": "string"}
         return form.comma.join(
             form.key_begin
@@ -55,7 +59,7 @@ class FieldFamily:
             + form.behind_key(ValueKind.RAW if isinstance(value, str) else ValueKind.JSON)
             + form.written(free if isinstance(value, str) else {}, value)
             + form.after
-            for name, value in json.loads(arguments).items()
+            for name, value in values.items()
         )
 
 

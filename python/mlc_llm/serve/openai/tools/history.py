@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import cast
@@ -53,6 +53,9 @@ def shown_messages(
         found = calls_as_text(found, family)
     else:
         found = one_by_one(found) if family.history.one_call else found
+        # A template of an unknown form may want objects, too.
+        wants_objects = known is None or family.history.objects
+        found = _with_objects(found, family) if wants_objects else found
         wanted = family.history
         if "tojson" in source_of(template):
             wanted = replace(wanted, text_arguments=False)
@@ -106,6 +109,29 @@ def one_by_one(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
                 placed.add(id(result))
                 found.append(result)
     return found
+
+
+def _with_objects(messages: Sequence[TemplateMessage], family: Family) -> list[TemplateMessage]:
+    """The messages, with texts for those whose calls have arguments that are no objects, and for
+    the results of these."""
+    runs: list[list[TemplateMessage]] = []
+    for message in messages:
+        if message["role"] == "tool" and runs:
+            runs[-1].append(message)
+        else:
+            runs.append([message])
+    texts = (
+        run if _has_objects(run[0]) else results_as_user(calls_as_text(run, family)) for run in runs
+    )
+    return [message for run in texts for message in run]
+
+
+def _has_objects(message: TemplateMessage) -> bool:
+    """Whether the arguments of all calls are objects. Without a call they are."""
+    functions = [
+        cast("dict[str, object]", one["function"]) for one in message.get("tool_calls", [])
+    ]
+    return all(isinstance(one["arguments"], Mapping) for one in functions)
 
 
 def _field(message: TemplateMessage, name: str) -> object:
