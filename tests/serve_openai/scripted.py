@@ -103,25 +103,35 @@ class Chat:
         return tokens
 
     def chunks(
-        self, tokens: Sequence[int], sizes: Iterator[int] | None = None, reason: Any = "stop"
+        self,
+        tokens: Sequence[int],
+        sizes: Iterator[int] | None = None,
+        reason: Any = "stop",
+        stop_str: str | None = None,
     ) -> list[Chunk]:
-        """The chunks of an answer of these tokens, which come in groups of these sizes."""
+        """The chunks of an answer of these tokens, which come in groups of these sizes. stop_str:
+        ended it, and is not among the tokens."""
         stream = AnswerStream(self.tokenizer, 1, self.part.reader)
         rest, found = list(tokens), []
         while rest:
             size = 1 if sizes is None else next(sizes)
             group, rest = rest[:size], rest[size:]
             found.append(stream.put(RequestStreamOutput("chat", [group], None, [None])))
-        found.append(stream.put(RequestStreamOutput("chat", [[]], None, [reason])))
+        end = RequestStreamOutput("chat", [[]], None, [reason], group_stop_strs=[stop_str])
+        found.append(stream.put(end))
         usage = {"prompt_tokens": 1, "completion_tokens": len(tokens), "total_tokens": 1}
         found.append(stream.put(RequestStreamOutput.usage("chat", json.dumps(usage))))
         return [chunk for chunk in found if chunk is not None]
 
     def whole(
-        self, tokens: Sequence[int], sizes: Iterator[int] | None = None, reason: Any = "stop"
+        self,
+        tokens: Sequence[int],
+        sizes: Iterator[int] | None = None,
+        reason: Any = "stop",
+        stop_str: str | None = None,
     ) -> ChatCompletionResponse:
         answer = WholeAnswer(1)
-        for chunk in self.chunks(tokens, sizes, reason):
+        for chunk in self.chunks(tokens, sizes, reason, stop_str):
             answer.put(chunk)
         return answer.response("chat", "m")
 

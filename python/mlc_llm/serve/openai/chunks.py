@@ -167,7 +167,8 @@ class _Choice:
         found = joined(found, self._counted(reader, replace(single, delta_token_ids=ids)))
         if has_ended or single.finish_reason is None:
             return found
-        return joined(found, reader.finish(is_cut=single.finish_reason != "stop"))
+        is_cut = single.finish_reason != "stop" or single.stop_str is not None
+        return joined(found, reader.finish(is_cut=is_cut))
 
     def _counted(self, reader: AnswerReader, single: SingleRequestStreamOutput) -> Reading:
         """The news of one token, which may be a thought's; or of more, or none, which are not."""

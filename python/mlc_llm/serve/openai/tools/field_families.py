@@ -38,7 +38,7 @@ class FieldFamily:
         schemas = {one.name: one.schema for one in functions}
 
         def body(name: str) -> FieldsBody:
-            return FieldsBody(self.form, schemas[name], self.layout.last)
+            return FieldsBody(self.form, schemas[name])
 
         return LayoutReader(self.layout, list(schemas), body)
 

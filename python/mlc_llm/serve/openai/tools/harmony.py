@@ -8,6 +8,7 @@ from enum import Enum
 
 from mlc_llm.serve.openai.tools.family import Function, History
 from mlc_llm.serve.openai.tools.form_grammar import CallRules
+from mlc_llm.serve.openai.tools.json_scan import JsonScan
 from mlc_llm.serve.openai.tools.lark import ANY, Split, fixed, until
 from mlc_llm.serve.openai.tools.layout_rules import json_body
 from mlc_llm.serve.openai.tools.reading import CallPiece, Reading, held_back, joined, new_call_id
@@ -40,6 +41,7 @@ class HarmonyReader:
         self._kind = _Kind.HEAD
         self._held = ""
         self._has_arguments = False
+        self._scan = JsonScan()
         self._begun: set[_Kind] = set()
         self._is_fresh = False
         """The message has no text yet."""
@@ -80,6 +82,7 @@ class HarmonyReader:
         recipient = re.search(re.escape(_RECIPIENT) + r"([^\s<]+)", head)
         if recipient is not None and recipient[1] in self._names:
             self._kind, self.is_inside, self._has_arguments = _Kind.CALL, True, False
+            self._scan = JsonScan()
             self.calls += 1
             return Reading(calls=[CallPiece(self.calls - 1, new_call_id(), recipient[1], "")])
         self._kind = _Kind.THOUGHT if f"{CHANNEL}analysis" in head else _Kind.TEXT
@@ -105,6 +108,7 @@ class HarmonyReader:
             return Reading()
         if self._kind is _Kind.CALL:
             self._has_arguments = True
+            self.is_inside = self.is_inside and self._scan.end_in(text) is None
             return Reading(calls=[CallPiece(self.calls - 1, None, None, text)])
         if self._is_fresh and self._kind in self._begun:
             text = "\n\n" + text

@@ -27,9 +27,8 @@ class _Stage(Enum):
 class FieldsBody:
     """Implements `ArgumentsReader`."""
 
-    def __init__(self, form: FieldForm, schema: Mapping[str, object], last: str) -> None:
-        """last: what stands behind all arguments."""
-        self._form, self._last = form, last
+    def __init__(self, form: FieldForm, schema: Mapping[str, object]) -> None:
+        self._form = form
         self._properties = properties_of(schema)
         self._stage = _Stage.KEY
         self._held = ""
@@ -72,8 +71,9 @@ class FieldsBody:
             needs_more = needs_more or end == NEEDS_MORE
             if end > 0:
                 return self._begin(name, schema, end)
-        if needs_more or follow(self._held, self._last) == NEEDS_MORE:
+        if needs_more or not self._held.strip():
             return None
+        # No argument begins so: the end need not be whole, which a stop string may cut.
         self._end = self._held
         return "{}" if self._is_first else "}"
 

@@ -63,13 +63,15 @@ class LayoutReader:
         self._stage = _Stage.TEXT
         self._held = ""
         self._body: ArgumentsReader = JsonBody()
+        self._is_opening = False
+        """The text ended inside the opening of a call that is not the first."""
         self._has_rest = False
         """Some text stands behind the calls."""
         self.calls = 0
 
     @property
     def is_inside(self) -> bool:
-        return self._stage is _Stage.ARGUMENTS
+        return self._stage is _Stage.ARGUMENTS or self._is_opening
 
     def put(self, text: str) -> Reading:
         before = ""
@@ -87,7 +89,11 @@ class LayoutReader:
     def finish(self, *, is_cut: bool) -> Reading:
         if self._stage is _Stage.TEXT:
             return Reading(self._finder.finish())
-        if self._stage is _Stage.LAST or (self._stage is _Stage.HEAD and is_cut):
+        if self._stage in (_Stage.ARGUMENTS, _Stage.LAST):
+            return Reading()
+        if self._stage is _Stage.HEAD and is_cut:
+            is_close = follow(self._held, self._layout.close) == NEEDS_MORE
+            self._is_opening = self.calls > 0 and bool(self._held.strip()) and not is_close
             return Reading()
         self._give_up()
         return Reading(self._behind())
