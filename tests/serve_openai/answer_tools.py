@@ -68,7 +68,8 @@ def reader_of(
 
 def function(name: str, properties: dict[str, Any] | None = None, **more: Any) -> Function:
     given = {} if properties is None else {"type": "object", "properties": properties}
-    return Function(name, arguments_schema({**given, **more}), "tools[0].function.parameters")
+    field = "tools[0].function.parameters"
+    return Function(name, arguments_schema({**given, **more}, field), field)
 
 
 def cut_at(text: str, places: Iterable[int]) -> list[str]:

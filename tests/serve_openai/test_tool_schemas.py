@@ -9,7 +9,7 @@ import pytest
 from scripted import Chat
 from test_tool_matrix import FAMILIES, template
 
-from mlc_llm.errors import UserError
+from mlc_llm.errors import InvalidField, UserError
 
 PYTHON_FORMS = ("lfm2", "gorilla", "python")
 
@@ -72,3 +72,28 @@ def test_words_of_python_beside_other_types(family: str) -> None:
     for given in (dict.fromkeys(optional), {"string": "x", "boolean": False, "integer": 3}):
         text = form.written([("f", json.dumps(given))])
         assert arguments(chat, chat.draw(0, text)) == given
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "kind", ["string", "array", ["string", "null"], [], None, 5, {"object": 1}]
+)
+def test_arguments_that_are_no_object_are_refused(family: str, kind: Any) -> None:
+    with pytest.raises(InvalidField) as caught:
+        Chat(body({"type": kind}), template(family))
+    assert caught.value.field == "tools[0].function.parameters.type"
+    assert (caught.value.value, "object" in caught.value.allowed) == (kind, True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_of_several_types_arguments_have_that_of_an_object(family: str) -> None:
+    for kind in (["object", "null"], ["string", "object"]):
+        chat = Chat(body({**needed(SHORT), "type": kind}), template(family))
+        assert arguments(chat, chat.draw(0)).keys() == {"a"}
+
+
+@pytest.mark.parametrize("name", ["const", "enum", "anyOf", "oneOf", "allOf", "$ref"])
+def test_arguments_that_can_be_no_object_are_refused(name: str) -> None:
+    more = {"const": 5, "enum": ["a"], "$ref": "#/$defs/a"}.get(name, [{"type": "string"}])
+    with pytest.raises(InvalidField, match=r"tools\[0\].function.parameters"):
+        Chat(body({name: more, "$defs": {"a": SHORT}}), template("hermes")).draw(0)

@@ -97,14 +97,13 @@ class ChatForm:
 
 def _functions(request: ChatCompletionRequest) -> Sequence[Function]:
     places = {tool.function.name: i for i, tool in enumerate(request.tools or ())}
-    return [
-        Function(
-            one.function.name,
-            arguments_schema(one.function.parameters, strict=bool(one.function.strict)),
-            f"tools[{places[one.function.name]}].function.parameters",
-        )
-        for one in request.usable_tools
-    ]
+    found = []
+    for one in request.usable_tools:
+        name, strict = one.function.name, bool(one.function.strict)
+        field = f"tools[{places[name]}].function.parameters"
+        schema = arguments_schema(one.function.parameters, field, strict=strict)
+        found.append(Function(name, schema, field))
+    return found
 
 
 def request_prompt(

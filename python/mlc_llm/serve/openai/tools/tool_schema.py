@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.schema_kinds import DATA, SCHEMA, kind_of
 
 FORMATS = frozenset(
@@ -20,18 +21,24 @@ _JOINING = ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneO
 
 
 def arguments_schema(
-    parameters: Mapping[str, object], *, strict: bool = False
+    parameters: Mapping[str, object], field: str, *, strict: bool = False
 ) -> dict[str, object]:
     """The schema of an object. Without any property, the object is empty, as OpenAI's API says.
 
     An object with properties has no others, unless the schema speaks of them: a model would invent
-    some. Keywords that cannot be kept are left out, and are refused later if `strict`.
+    some. Keywords that cannot be kept are left out, and are refused later if `strict`. Raises
+    `InvalidField` where no object fits the type. field: to name then.
     """
+    kind = parameters.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        words = "the arguments of a function are an object: give object, or a list of types with it"
+        raise InvalidField(f"{field}.type", kind, words)
     copied = _copied(parameters, SCHEMA, frozenset() if strict else NOT_KEPT)
     assert isinstance(copied, dict)
     if not any(name in parameters for name in _JOINING):
         copied.setdefault("properties", {})
         copied["additionalProperties"] = False
+    copied.pop("type", None)
     return {"type": "object", **copied}
 
 
