@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from scripted import Chat
+from scripted import Chat, jinja
 from test_tool_matrix import FAMILIES, template
 
 from mlc_llm.errors import InvalidField, UserError
@@ -97,3 +97,26 @@ def test_arguments_that_can_be_no_object_are_refused(name: str) -> None:
     more = {"const": 5, "enum": ["a"], "$ref": "#/$defs/a"}.get(name, [{"type": "string"}])
     with pytest.raises(InvalidField, match=r"tools\[0\].function.parameters"):
         Chat(body({name: more, "$defs": {"a": SHORT}}), template("hermes")).draw(0)
+
+
+KNOWS_FEW_TYPES = (
+    '{# <tool_call> "arguments" tool_calls #}{% set known = {"string": "str", "object": "dict"} %}'
+    "{% for tool in tools or [] %}"
+    "{% for name, one in tool.function.parameters.properties | items %}"
+    '{{ name }}: {{ known[one.type] + "" if one.type is defined else "Any" }}\n'
+    "{% endfor %}{{ tool | tojson }}{% endfor %}"
+)
+"""A template that fails for a list of types, as those of Hermes 2 and 3 do, which know no null."""
+
+
+def test_a_template_that_knows_few_types() -> None:
+    optional = {"type": ["string", "null"], "enum": ["x", None], "description": "y"}
+    inner = {"type": "object", "properties": {"type": {"type": "null"}}}
+    properties = {"a": optional, "b": inner, "c": {"type": "string"}}
+    chat = Chat(body({"type": "object", "properties": properties}), jinja(KNOWS_FEW_TYPES))
+    head, _, shown = chat.prompt.rpartition("\n")
+    assert head.endswith("a: Any\nb: dict\nc: str")
+    found = json.loads(shown)["function"]["parameters"]["properties"]
+    both = [{"type": "string"}, {"type": "null"}]
+    assert found["a"] == {"enum": ["x", None], "description": "y", "anyOf": both}
+    assert found["b"]["properties"] == {"type": {"anyOf": [{"type": "null"}]}}

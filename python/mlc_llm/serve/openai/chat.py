@@ -24,6 +24,7 @@ from mlc_llm.serve.data import Data, ImageData, TokenData
 from mlc_llm.serve.openai.chat_images import free_mark, wants_parts, with_images, with_parts
 from mlc_llm.serve.openai.guard import Guard
 from mlc_llm.serve.openai.system_messages import system_first, without_system
+from mlc_llm.serve.openai.tools.tool_schema import with_single_types
 from mlc_llm.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def _rendered(
 
     try:
         return rendered(given), guard
-    except ModelFileError:  # some templates read what a tool need not have
+    except ModelFileError:  # some templates read what a tool need not have, or one type only
         whole = [_completed(tool) for tool in given]
         if whole == list(given):
             raise
@@ -226,14 +227,15 @@ def _rendered(
 
 
 def _completed(tool: GivenTool) -> GivenTool:
-    """The tool with a description and parameters, which are empty if it has none."""
+    """The tool with a description and parameters, which are empty if it has none. A schema has one
+    type at most, and not null."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return tool
     parameters = function.get("parameters")
     given = parameters if isinstance(parameters, Mapping) else {}
-    made = {"description": function.get("description") or ""}
-    made["parameters"] = {"type": "object", "properties": {}, **given}
+    whole = with_single_types({"type": "object", "properties": {}, **given})
+    made = {"description": function.get("description") or "", "parameters": whole}
     return {**tool, "function": {**function, **made}}
 
 

@@ -55,6 +55,21 @@ def not_kept(parameters: object, place: str, kind: int = SCHEMA) -> Iterator[str
             yield from not_kept(inner, f"{place}.{key}", kind_of(kind, name))
 
 
+def with_single_types(node: object, kind: int = SCHEMA) -> object:
+    """The same schema, with `anyOf` in place of a list of types, and of the type null."""
+    if isinstance(node, list):
+        return [with_single_types(one, kind) for one in node]
+    if not isinstance(node, Mapping) or kind is DATA:
+        return node
+    found = {key: with_single_types(one, kind_of(kind, key)) for key, one in node.items()}
+    given = found.get("type")
+    if kind is SCHEMA and (given == "null" or isinstance(given, list)) and "anyOf" not in found:
+        kinds = given if isinstance(given, list) else [given]
+        found["anyOf"] = [{"type": one} for one in kinds]
+        del found["type"]
+    return found
+
+
 def _copied(node: object, kind: int, without: frozenset[str]) -> object:
     if isinstance(node, list):
         return [_copied(one, kind, without) for one in node]
