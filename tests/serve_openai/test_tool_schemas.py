@@ -120,3 +120,40 @@ def test_a_template_that_knows_few_types() -> None:
     both = [{"type": "string"}, {"type": "null"}]
     assert found["a"] == {"enum": ["x", None], "description": "y", "anyOf": both}
     assert found["b"]["properties"] == {"type": {"anyOf": [{"type": "null"}]}}
+
+
+ITSELF: dict[str, Any] = {
+    "another argument": needed({"$ref": "#/properties/b"}),
+    "its own part": needed({"type": "object", "properties": {"c": {"$ref": "#/properties/b"}}}),
+    "the whole": {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}, "b": SHORT},
+        "required": ["a"],
+    },
+    "in a definition": needed(
+        {"$ref": "#/$defs/d"}, **{"$defs": {"d": {"$ref": "#/properties/b"}}}
+    ),
+    "of the older kind": needed(
+        {"$ref": "#/definitions/d"}, definitions={"d": {"$ref": "#/properties/b"}}
+    ),
+}
+"""Schemas that refer to themselves, as zod makes them where it meets the same one again."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ITSELF)
+def test_a_reference_to_a_part_of_the_schema(family: str, name: str) -> None:
+    schema = ITSELF[name]
+    schema = {**schema, "properties": {**schema["properties"], "b": SHORT}}
+    chat = Chat(body(schema), template(family))
+    value = arguments(chat, chat.draw(2))["a"]
+    kinds = {"the whole": list, "its own part": dict}
+    assert isinstance(value, kinds.get(name, str))
+    if isinstance(value, str):
+        assert len(value) <= 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reference_to_nothing_is_refused(family: str) -> None:
+    with pytest.raises(InvalidField, match=r"tools\[0\].function.parameters"):
+        Chat(body(needed({"$ref": "#/properties/x"})), template(family)).draw(0)

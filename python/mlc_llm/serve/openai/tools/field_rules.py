@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import cast
 
 from mlc_llm.errors import InvalidField
@@ -11,9 +12,12 @@ from mlc_llm.serve.openai.tools.family import Function
 from mlc_llm.serve.openai.tools.fields import FieldForm, ValueKind, properties_of
 from mlc_llm.serve.openai.tools.lark import ANY, Split, fixed, until
 from mlc_llm.serve.openai.tools.layout_rules import Body, schema_part
+from mlc_llm.serve.openai.tools.tool_schema import with_root_at
 
 _OUTSIDE = ("$defs", "definitions")
 _KNOWN = {"type", "properties", "required", "additionalProperties", *_OUTSIDE, "$schema"}
+_ROOT = "mlc_llm.function"
+"""Among the definitions of an argument: the schema of its function."""
 _NOTES = {"title", "description", "$id", "$comment", "strict", "examples", "default"}
 
 
@@ -28,6 +32,7 @@ class FieldRules:
         required = self._schema.get("required", [])
         self._required = set(cast("list[str]", required))
         self._names = list(properties_of(self._schema))
+        self._outside = {key: self._schema[key] for key in _OUTSIDE if key in self._schema}
         self._rules: list[str] = []
         self._parts: list[GrammarPart] = []
 
@@ -91,11 +96,33 @@ class FieldRules:
 
     def _part(self, i: int, name: str, schema: object) -> str:
         """The name of the part for values that are JSON."""
-        outside = {key: self._schema[key] for key in _OUTSIDE if key in self._schema}
-        whole = {**schema, **outside} if isinstance(schema, Mapping) else {"anyOf": [schema]}
+        whole = self._alone(schema) if isinstance(schema, Mapping) else {"anyOf": [schema]}
         part = f"f{self._number}_{i}"
         self._parts.append(schema_part(part, whole, f"{self._function.field}.properties.{name}"))
         return part
+
+    def _alone(self, schema: Mapping[str, object]) -> dict[str, object]:
+        """The schema of an argument, with all that its references mean."""
+        moved = with_root_at(schema, _ROOT)
+        if moved == schema and not self._outside_moves:
+            return {**schema, **self._outside}
+        assert isinstance(moved, dict)
+        return {**moved, **self._with_root}
+
+    @cached_property
+    def _outside_moves(self) -> bool:
+        """Whether a definition refers to the function's schema."""
+        return with_root_at(self._outside, _ROOT) != self._outside
+
+    @cached_property
+    def _with_root(self) -> dict[str, object]:
+        """The definitions, and the function's schema as one of them."""
+        found = with_root_at(self._schema, _ROOT)
+        assert isinstance(found, dict)
+        outside = {key: found.pop(key) for key in self._outside}
+        given = outside.get("$defs")
+        named = given if isinstance(given, Mapping) else {}
+        return {**outside, "$defs": {**named, _ROOT: found}}
 
 
 def _check(function: Function) -> None:

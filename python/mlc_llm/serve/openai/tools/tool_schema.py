@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from mlc_llm.errors import InvalidField
@@ -18,6 +19,9 @@ NOT_KEPT = frozenset(
 """Keywords that a grammar cannot keep."""
 _JOINING = ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if")
 """With one of these, properties may stand elsewhere than in `properties`."""
+
+_OWN_REFERENCE = re.compile(r"#(?!/(\$defs|definitions)/)(/|\Z)")
+"""To the root of a schema, or to a part that is no definition."""
 
 
 def arguments_schema(
@@ -67,6 +71,20 @@ def with_single_types(node: object, kind: int = SCHEMA) -> object:
         kinds = given if isinstance(given, list) else [given]
         found["anyOf"] = [{"type": one} for one in kinds]
         del found["type"]
+    return found
+
+
+def with_root_at(node: object, name: str, kind: int = SCHEMA) -> object:
+    """The same schema inside another, which has the root of all references as a definition of this
+    name, and its own definitions beside it."""
+    if isinstance(node, list):
+        return [with_root_at(one, name, kind) for one in node]
+    if not isinstance(node, Mapping) or kind is DATA:
+        return node
+    found = {key: with_root_at(one, name, kind_of(kind, key)) for key, one in node.items()}
+    target = found.get("$ref")
+    if kind is SCHEMA and isinstance(target, str) and _OWN_REFERENCE.match(target):
+        found["$ref"] = f"#/$defs/{name}{target[1:]}"
     return found
 
 
