@@ -248,3 +248,22 @@ def test_past_calls_are_read_again(name: str) -> None:
     _, _, behind = rendered(template, messages, TOOLS).partition("the question")
     text = behind[behind.index(family.layout.mark) :]  # type: ignore[attr-defined]
     assert read(reader_of(family, FUNCTIONS), [text]).values == given
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Ro', "[1]", "null", ""])
+@pytest.mark.parametrize("name", sorted(EXPECTED.keys() - NEVER))
+def test_arguments_that_are_no_object_are_shown(name: str, arguments: str) -> None:
+    """As those of a call that was cut."""
+    template = ChatTemplate(files()[name].read_text(encoding="utf-8"))
+    cut = {**CALL, "function": {"name": "get", "arguments": arguments}}
+    messages = template_messages(
+        [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": None, "tool_calls": [cut]},
+            {"role": "tool", "tool_call_id": CALL["id"], "content": "21 degrees"},
+        ]
+    )
+    for tools in (TOOLS, []):
+        if tools or name not in NEEDS_MORE:
+            text = rendered(template, messages, tools)
+            assert "get" in text and "21 degrees" in text

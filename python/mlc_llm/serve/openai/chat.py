@@ -24,7 +24,6 @@ from mlc_llm.serve.data import Data, ImageData, TokenData
 from mlc_llm.serve.openai.chat_images import free_mark, wants_parts, with_images, with_parts
 from mlc_llm.serve.openai.guard import Guard
 from mlc_llm.serve.openai.system_messages import system_first, without_system
-from mlc_llm.serve.openai.tools.tool_schema import with_single_types
 from mlc_llm.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -229,6 +228,8 @@ def _rendered(
 def _completed(tool: GivenTool) -> GivenTool:
     """The tool with a description and parameters, which are empty if it has none. A schema has one
     type at most, and not null."""
+    from mlc_llm.serve.openai.tools.tool_schema import with_single_types
+
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return tool

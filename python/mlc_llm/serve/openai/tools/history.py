@@ -30,6 +30,11 @@ from mlc_llm.serve.openai.tools.json_families import HERMES
 
 _LETTERS = string.ascii_letters + string.digits
 _WANTS_NONE = re.compile(r"message\[.content.\] is none\s*-?%\}")
+_GOES_THROUGH = re.compile(
+    r"""(arguments|args|params)(\[.\w+.\])?\s*(\.items\(|\|\s*(items|dictsort))"""
+    r"|in [\w.]*arguments\s*-?%\}"
+)
+"""A template that shows arguments one by one, so that they have to be an object."""
 _REFUSES_SYSTEM = "System role not supported"
 """In the templates of Gemma 2."""
 
@@ -53,8 +58,7 @@ def shown_messages(
         found = calls_as_text(found, family)
     else:
         found = one_by_one(found) if family.history.one_call else found
-        # A template of an unknown form may want objects, too.
-        wants_objects = known is None or family.history.objects
+        wants_objects = family.history.objects or _GOES_THROUGH.search(source_of(template))
         found = _with_objects(found, family) if wants_objects else found
         wanted = family.history
         if "tojson" in source_of(template):
