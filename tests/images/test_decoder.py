@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlc_llm.errors import InvalidField, MLCError
-from mlc_llm.images import sandbox
+from mlc_llm.images import decoder, sandbox
 from mlc_llm.images.decoder import ImageFile, ImageLimits, Target, decoded
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `images` is not installed")
@@ -133,6 +133,19 @@ def test_an_image_that_takes_too_long_is_refused() -> None:
     rows = zlib.compress(bytes(4000 * (4000 * 3 + 1)), 1)
     with pytest.raises(InvalidField, match=r"is decoded in 0\.01 seconds; this one is not"):
         decoded(ImageFile(png(4000, 4000, rows)), None, ImageLimits(seconds=0.01))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("SIGALRM", "is decoded in 20 seconds"), ("SIGKILL", "too much memory")]
+)
+def test_a_process_that_is_ended_in_the_middle_of_its_answer_has_none(
+    monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    ends = f"os.kill(os.getpid(), signal.{name})"
+    program = f"import os, signal; print('{{\"sizes\": [[64, 64]]}}', flush=True); {ends}"
+    monkeypatch.setattr(decoder, "_START", program)
+    with pytest.raises(InvalidField, match=words):
+        decoded(ImageFile(written(noise(64, 64))))
 
 
 def test_a_process_that_does_not_start_says_why_in_the_log(

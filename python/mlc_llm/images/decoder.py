@@ -131,7 +131,7 @@ def _task(image: ImageFile, target: Target | None, limits: ImageLimits) -> bytes
 
 
 def _asked(task: bytes, data: bytes, limits: ImageLimits, field: str) -> bytes:
-    """The answer of a process; empty if it ended without one."""
+    """The answer of a process; empty if it ended without one, or in the middle of one."""
     command = [_python(), "-I", "-S", "-c", _START, SANDBOX, _pillow()]
     try:
         # The process has an alarm of its own; this is for a machine where it has none.
@@ -143,11 +143,12 @@ def _asked(task: bytes, data: bytes, limits: ImageLimits, field: str) -> bytes:
     except OSError as error:
         _log.warning("the process that decodes images: %s", error)
         raise MLCError("the process that decodes images does not start; the log says why") from None
-    if not done.stdout:
+    was_killed = done.returncode < 0
+    if was_killed or not done.stdout:
         _log.debug("%s: code %d: %r", field, done.returncode, done.stderr[-200:])
-        if -done.returncode in _OUT_OF_TIME:
-            raise _late(data, limits, field)
-    return done.stdout
+    if -done.returncode in _OUT_OF_TIME:
+        raise _late(data, limits, field)
+    return b"" if was_killed else done.stdout
 
 
 _OUT_OF_TIME = [getattr(signal, name, None) for name in ("SIGALRM", "SIGXCPU")]
