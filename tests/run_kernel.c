@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <tvm/ffi/c_api.h>
 
-#define MOST 16
+#define MOST 32
 #define TASKS 3
 
 typedef struct {

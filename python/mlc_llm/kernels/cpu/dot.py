@@ -76,7 +76,7 @@ def _taken(word: Expr, start: Index, bits: int, places: int, lanes: int) -> Expr
 
 def bias(isa: Isa, fmt: WeightFormat) -> int:
     """What `dot` subtracts from every weight of this format."""
-    return 128 if isa is DOTPROD and fmt.bits == 8 else 0
+    return 128 if isa.name == DOTPROD.name and fmt.bits == 8 else 0
 
 
 def dot(
