@@ -21,6 +21,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def one_line(error: BaseException) -> str:
     """The words of a library's error, 200 characters at most, for a message of ours."""
@@ -28,7 +30,31 @@ def one_line(error: BaseException) -> str:
 
 
 class MLCError(Exception):
-    """Base class of all errors that this package raises on purpose."""
+    """Base class of all errors that this package raises on purpose. They can be copied, and sent to
+    another process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An exception is made anew of its message, which is not what each class here takes."""
+        return _restored, (type(self), self.args, _sendable(self.__dict__))
+
+
+def _restored(kind: type[MLCError], args: tuple[object, ...], values: dict[str, object]) -> object:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(values)
+    return error
+
+
+def _sendable(values: dict[str, object]) -> dict[str, object]:
+    """The same, with its text in place of what another process may not know."""
+    return {name: one if _is_plain(one) else repr(one) for name, one in values.items()}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(one) for key, one in value.items())
+    return value is None or isinstance(value, (str, bytes, int, float))
 
 
 class UserError(MLCError, ValueError):
@@ -117,3 +143,11 @@ class TransferRefused(RequestError):
 
 class EngineDead(MLCError):
     """The engine cannot go on. All waiting and later requests get this error."""
+
+
+def forked(process: int) -> MLCError:
+    """The error for an engine of another process, whose id is `process`."""
+    return MLCError(
+        f"this engine belongs to process {process} and cannot be used in a forked one; make the "
+        "engine after the fork"
+    )

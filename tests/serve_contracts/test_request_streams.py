@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
 
-from mlc_llm.errors import InvalidField
+from mlc_llm.errors import InvalidField, MLCError
 from mlc_llm.serve.streams import IdInUse, OpenStreams, RequestStream
 
 
@@ -35,6 +36,20 @@ def test_a_reader_waits_for_what_comes() -> None:
     one.end()
     reader.join()
     assert heard == list(range(100))
+
+
+def test_a_forked_process_reads_nothing_and_aborts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that would put the items is not there."""
+    aborted: list[str] = []
+    one = stream(aborted)
+    items = iter(one)
+    one.put(1)
+    assert next(items) == 1
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(MLCError, match="cannot be used in a forked one"):
+        next(items)
+    one.close()
+    assert aborted == []
 
 
 def test_closing_aborts_once() -> None:

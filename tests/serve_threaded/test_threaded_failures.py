@@ -344,6 +344,14 @@ def test_a_second_loop_is_refused() -> None:
         running.engine.run_background_loop()
 
 
+def test_a_second_stream_back_loop_is_refused() -> None:
+    """It would take outputs out of their order, and wait for an end that the first one has seen."""
+    with Running() as running:
+        running.add("a", "text")
+        with pytest.raises(MLCError, match="stream-back loop of this engine runs already"):
+            running.engine.run_background_stream_back_loop()
+
+
 def test_loops_of_a_lost_engine_end_by_themselves() -> None:
     running = Running()
     running.add("a", LONG)

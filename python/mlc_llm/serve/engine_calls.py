@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from mlc_llm.errors import EngineDead, MLCError
+from mlc_llm.errors import EngineDead, forked
 from mlc_llm.runtime.compute_thread import close_all
 
 CALLBACK_SECONDS = 30.0
@@ -142,14 +142,6 @@ def _counted(function: Function, callers: Callers) -> Function:
             threads.discard(me)
 
     return call
-
-
-def forked(process: int) -> MLCError:
-    """The error for an engine of another process, whose id is `process`."""
-    return MLCError(
-        f"this engine belongs to process {process} and cannot be used in a forked one; make the "
-        "engine after the fork"
-    )
 
 
 def _refuse() -> None:

@@ -6,8 +6,7 @@ import os
 from threading import RLock
 from types import TracebackType
 
-from mlc_llm.errors import UserError
-from mlc_llm.serve.engine_calls import forked
+from mlc_llm.errors import UserError, forked
 
 
 class OneThread:

@@ -6,12 +6,13 @@ or a queue, which any thread may do at any time.
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from mlc_llm.errors import InvalidField
+from mlc_llm.errors import InvalidField, forked
 
 Item = TypeVar("Item")
 StreamT = TypeVar("StreamT")
@@ -55,7 +56,8 @@ class RequestStream(Generic[Item]):
     """The items of one request, for the one thread that reads them.
 
     Iterating waits for each item, up to the end. `close` aborts the request if it has not ended;
-    the end of a `with` block does the same. After the end it does nothing.
+    the end of a `with` block does the same. After the end it does nothing. In a forked process
+    nothing comes: there iterating raises MLCError, and `close` does nothing.
     """
 
     def __init__(self, request_id: str, abort: Callable[[str], object]) -> None:
@@ -64,7 +66,8 @@ class RequestStream(Generic[Item]):
         """Items that nobody has read yet. None means the end."""
         self.put: Callable[[Item], None] = self.queue.put_nowait
         """Give the reader one more item. Never waits."""
-        self._items: Iterator[Item] = iter(self.queue.get, None)
+        self._items: Iterator[Item] = iter(self._get, None)
+        self._process = os.getpid()
         self._request_id = request_id
         self._abort = abort
         self._is_over = False
@@ -84,7 +87,13 @@ class RequestStream(Generic[Item]):
         """Abort the request. Nobody reads the items that still come."""
         if not self._is_over:
             self._is_over = True
-            self._abort(self._request_id)
+            if os.getpid() == self._process:
+                self._abort(self._request_id)
+
+    def _get(self) -> Item | None:
+        if os.getpid() != self._process:
+            raise forked(self._process)
+        return self.queue.get()
 
     def __iter__(self) -> Iterator[Item]:
         return self._items

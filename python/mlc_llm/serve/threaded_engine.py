@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tvm_ffi
 
-from mlc_llm.errors import EngineDead, MLCError
+from mlc_llm.errors import EngineDead, MLCError, forked
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.compute_thread import computing_here
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import Data, RequestStreamOutput
-from mlc_llm.serve.engine_calls import InCallback, Inside, Stoppable, forked
+from mlc_llm.serve.engine_calls import InCallback, Inside, Stoppable
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
 from mlc_llm.serve.opening.adapters import adapter as adapter_of
@@ -223,10 +223,11 @@ class ThreadedEngine(Stoppable):
         """The callback's thread runs this. It returns after the callback got the last output.
 
         If the callback raises, the error is logged and the callback is called again later. The
-        requests of these outputs are aborted, because a part of their text may be lost.
+        requests of these outputs are aborted, because a part of their text may be lost. Raises
+        `MLCError` if another thread runs it.
         """
         self._check_process()
-        with Inside():
+        with self._outbox.reading(), Inside():
             self._run_stream_back_loop()
 
     def _run_stream_back_loop(self) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from mlc_llm.errors import MLCError
 from mlc_llm.serve.data import RequestStreamOutput
 
 Outputs = list[RequestStreamOutput]
@@ -16,6 +20,17 @@ class Outbox:
         # This queue waits in C. The stream-back loop wakes at every step, while the model computes.
         self._queue: queue.SimpleQueue[Outputs | None] = queue.SimpleQueue()
         self._is_closed = False
+        self._reading = threading.Lock()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """The block alone takes outputs. Raises `MLCError` if another loop does."""
+        if not self._reading.acquire(blocking=False):
+            raise MLCError("the stream-back loop of this engine runs already")
+        try:
+            yield
+        finally:
+            self._reading.release()
 
     def put(self, outputs: Outputs) -> None:
         """Append. Never waits."""
