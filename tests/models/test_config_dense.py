@@ -201,6 +201,7 @@ def test_longrope(kind: str) -> None:
     ("config", "error", "words"),
     [
         ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, UnsupportedModel, "scale_attn_by_inv"),
+        ({**GPT2, "is_causal": False}, UnsupportedModel, "is_causal is False"),
         ({**GPT2, "activation_function": "relu"}, UnsupportedModel, "on_function is 'relu'"),
         ({**GPT2, "n_head": 0}, ModelFileError, "n_head is 0"),
         ({**NEOX, "rope_scaling": {"type": "linear"}}, UnsupportedModel, "rope_scaling is"),

@@ -203,6 +203,8 @@ def test_fields_that_must_be_there(key: str) -> None:
         ({**GEMMA3, "layer_types": ["x"] * 7}, UnsupportedModel, "layer_types is 'x'"),
         ({**GEMMA3, "layer_types": [[]] * 7}, UnsupportedModel, r"layer_types is \[\]"),
         ({**GEMMA3, "use_bidirectional_attention": True}, UnsupportedModel, "use_bidirectional"),
+        ({**LLAMA, "is_causal": False}, UnsupportedModel, "is_causal is False; supported: True"),
+        ({**QWEN3, "use_bidirectional_attention": True}, UnsupportedModel, "use_bidirectional"),
         ({}, UnsupportedModel, "architecture None is not supported; supported: .*llama"),
         ({"architectures": ["T5Model"]}, UnsupportedModel, r"'T5Model'.*Llama\*.*ForCausalLM"),
         ({"architectures": [7]}, UnsupportedModel, "architecture 7"),
@@ -213,6 +215,13 @@ def test_refused_in_one_line(config: dict[str, Any], error: type[Exception], wor
     with pytest.raises(error, match=words) as refused:
         read_config(config)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_files_whose_tokens_see_later_ones(name: str) -> None:
+    assert of_gguf(name, {"attention.causal": True}, tied=True)
+    with pytest.raises(UnsupportedModel, match=rf"{name}\.attention\.causal is False"):
+        of_gguf(name, {"attention.causal": False}, tied=True)
 
 
 @pytest.mark.parametrize("shape", [(5, 48, 64), (6, 48 * 64), (6, 64, 48), (48, 64)])

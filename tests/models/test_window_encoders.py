@@ -100,6 +100,7 @@ def test_a_config_of_a_gemma() -> None:
     assert {one.window for one in spec.attention_layers.values()} == {None}
     assert spec.encoder == EncoderSpec(embedding_norm=False, last_norm=True)
     assert spec.embedding_scale == 8 and len(spec.kv_groups) == 1
+    assert read_config({**GEMMA_CONFIG, "is_causal": False}) == spec
 
 
 @pytest.mark.parametrize(

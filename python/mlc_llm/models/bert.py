@@ -79,8 +79,7 @@ HF_NAMES = bert_names(
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     values = GGUFValues(metadata, "bert")
-    values.refuse_unless("attention.causal", False)
-    sizes = values.sizes(tensors, eps=LAYER_NORM_EPS)
+    sizes = values.sizes(tensors, eps=LAYER_NORM_EPS, causal=False)
     return plan_weights(_spec(sizes, "gelu", gguf_encoder(tensors)), tensors)
 
 

@@ -45,10 +45,14 @@ class ConfigValues(Values):
         tied_head: bool = False,
         intermediate: str = "intermediate_size",
         eps: str = "rms_norm_eps",
+        causal: bool = True,
     ) -> Sizes:
         """architecture: its name in specs. head_dim, tied_head: defaults; a head_dim of None stands
         for hidden_size / num_attention_heads. intermediate, eps: the fields of the feed-forward
-        network's size, and of the norms. Raises ModelFileError."""
+        network's size, and of the norms. causal: as in `refuse_later_tokens`; false: of an encoder.
+        Raises UnsupportedModel, ModelFileError."""
+        if causal:
+            self.refuse_later_tokens()
         hidden, heads = self.count("hidden_size"), self.count("num_attention_heads")
         return Sizes(
             architecture=architecture,
@@ -63,6 +67,12 @@ class ConfigValues(Values):
             norm_eps=self.positive(eps),
             tied_head=self.flag("tie_word_embeddings", tied_head),
         )
+
+    def refuse_later_tokens(self) -> None:
+        """Raises UnsupportedModel if tokens see later ones: decoders here are causal."""
+        self.refuse_unless("is_causal", True)
+        # Of "vision" only tokens of an image see each other.
+        self.refuse_unless("use_bidirectional_attention", False, "vision")
 
     def experts(self, intermediate: int) -> ExpertsSpec:
         """intermediate: the size of one expert. Raises ModelFileError."""

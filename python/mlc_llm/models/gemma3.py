@@ -52,9 +52,10 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     return plan_weights(replace(gguf_spec(values, tensors), logit_cap=cap), tensors)
 
 
-def gguf_spec(values: GGUFValues, tensors: Tensors) -> ModelSpec:
-    """Without a cap of logits. Raises UnsupportedModel, ModelFileError."""
-    sizes = values.sizes(tensors)
+def gguf_spec(values: GGUFValues, tensors: Tensors, *, causal: bool = True) -> ModelSpec:
+    """Without a cap of logits. causal: as in `GGUFValues.sizes`. Raises UnsupportedModel,
+    ModelFileError."""
+    sizes = values.sizes(tensors, causal=causal)
     is_largest = sizes.layers == LARGEST_LAYERS
     scaled_by = sizes.hidden // sizes.heads if is_largest else sizes.head_dim
     ropes = (

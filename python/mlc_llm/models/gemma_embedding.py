@@ -32,15 +32,15 @@ HF_NAMES = FolderNames({gguf: _bare(one) for gguf, one in gemma3.HF_NAMES.origin
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     values = GGUFValues(metadata, "gemma-embedding")
-    values.refuse_unless("attention.causal", False)
-    spec = _spec(gemma3.gguf_spec(values, tensors))
+    spec = _spec(gemma3.gguf_spec(values, tensors, causal=False))
     return plan_weights(with_projections(spec, tensors), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:
     """Raises UnsupportedModel or ModelFileError naming the field at fault."""
     ConfigValues(config).refuse_unless("use_bidirectional_attention", True)
-    spec = gemma3.read_config({**config, "use_bidirectional_attention": False})
+    of_decoder = {"use_bidirectional_attention": False, "is_causal": None}
+    spec = gemma3.read_config({**config, **of_decoder})
     return _spec(replace(spec, architecture="gemma-embedding"))
 
 

@@ -34,10 +34,13 @@ class GGUFValues(Values):
         kv_heads: int | None = None,
         eps: str = "attention.layer_norm_rms_epsilon",
         wide: int | None = None,
+        causal: bool = True,
     ) -> Sizes:
         """intermediate, eps: the keys of the feed-forward network's size, which is `wide` if that
         is given, and of the norms. kv_heads: None stands for what the file says, one number for all
-        layers. Raises ModelFileError."""
+        layers. causal: whether tokens do not see later ones, where the file says it. Raises
+        UnsupportedModel, ModelFileError."""
+        self.refuse_unless("attention.causal", causal)
         hidden, heads = self.count("embedding_length"), self.count("attention.head_count")
         return Sizes(
             architecture=self._architecture,

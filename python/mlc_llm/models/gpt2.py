@@ -61,6 +61,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
 def read_config(config: Mapping[str, object]) -> ModelSpec:
     """Raises UnsupportedModel or ModelFileError naming the field at fault."""
     values = ConfigValues(config)
+    values.refuse_later_tokens()
     values.refuse_unless("scale_attn_weights", True)
     values.refuse_unless("scale_attn_by_inverse_layer_idx", False)
     values.refuse_unless("add_cross_attention", False)

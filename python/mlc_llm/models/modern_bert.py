@@ -85,10 +85,9 @@ class Facts:
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     values = GGUFValues(metadata, "modern-bert")
-    values.refuse_unless("attention.causal", False)
     values.refuse_unless("rope.scaling.type", "none")
     eps = LAYER_NORM_EPS if values.has(LAYER_NORM_EPS) else RMS_EPS
-    sizes = values.sizes(tensors, eps=eps)
+    sizes = values.sizes(tensors, eps=eps, causal=False)
     every = values.count("attention.sliding_window_pattern", GLOBAL_EVERY)
     ropes = (
         values.rope(sizes.head_dim, GLOBAL_THETA),

@@ -79,8 +79,7 @@ HF_NAMES = FolderNames(
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     values = GGUFValues(metadata, "nomic-bert")
-    values.refuse_unless("attention.causal", False)
-    sizes = values.sizes(tensors, eps=LAYER_NORM_EPS)
+    sizes = values.sizes(tensors, eps=LAYER_NORM_EPS, causal=False)
     rope = values.rope(sizes.head_dim, THETA)
     return plan_weights(_spec(sizes, rope, gguf_encoder(tensors)), tensors)
 
@@ -95,7 +94,7 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
         values.refuse_unless("hidden_act", "silu")
         defaults = {"tie_word_embeddings": True}
         values = ConfigValues(config, defaults)
-        sizes = values.sizes("nomic-bert", eps="layer_norm_eps")
+        sizes = values.sizes("nomic-bert", eps="layer_norm_eps", causal=False)
         rope = values.rope(sizes.head_dim, THETA)
     return _spec(sizes, rope, encoder)
 
