@@ -112,6 +112,7 @@ def test_a_config_of_a_gemma() -> None:
         (MODERN_CONFIG, {"classifier_pooling": "max"}, "classifier_pooling is 'max'"),
         (MODERN_CONFIG, {"rope_scaling": {"type": "linear"}}, "rope_scaling is"),
         (GEMMA_CONFIG, {"use_bidirectional_attention": False}, "use_bidirectional_attention is"),
+        (GEMMA_CONFIG, {"use_bidirectional_attention": None}, "use_bidirectional_attention is"),
     ],
 )
 def test_configs_of_other_models_are_refused(
@@ -119,6 +120,12 @@ def test_configs_of_other_models_are_refused(
 ) -> None:
     with pytest.raises(UnsupportedModel, match=word):
         read_config({**config, **changed})
+
+
+def test_a_gemma_is_no_encoder_unless_it_says_it() -> None:
+    silent = {key: one for key, one in GEMMA_CONFIG.items() if "bidirectional" not in key}
+    with pytest.raises(UnsupportedModel, match="use_bidirectional_attention is False"):
+        read_config(silent)
 
 
 def test_broken_files(tmp_path: Path) -> None:

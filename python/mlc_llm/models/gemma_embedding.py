@@ -38,8 +38,10 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:
     """Raises UnsupportedModel or ModelFileError naming the field at fault."""
-    ConfigValues(config).refuse_unless("use_bidirectional_attention", True)
-    of_decoder = {"use_bidirectional_attention": False, "is_causal": None}
+    key = "use_bidirectional_attention"  # without it, it is a Gemma 3 that has lost its head
+    stated = {key: ConfigValues(config).get(key, False)}
+    ConfigValues(stated).refuse_unless(key, True)
+    of_decoder = {key: False, "is_causal": None}
     spec = gemma3.read_config({**config, **of_decoder})
     return _spec(replace(spec, architecture="gemma-embedding"))
 
