@@ -26,6 +26,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 FULL, WINDOWED = "full_attention", "sliding_attention"
 """Kinds of layers."""
+TRAINED = "original_max_position_embeddings"
+"""How long texts of the first training were."""
 
 
 class ConfigValues(Values):
@@ -95,26 +97,44 @@ class ConfigValues(Values):
         fields do not say it; None: all, and it cannot be less. Raises UnsupportedModel,
         ModelFileError."""
         context = self.count("max_position_embeddings")
-        if self.has("rope_parameters"):
-            return rope_of(self.part("rope_parameters"), head_dim, theta, context, part)
-        base, dim = self.positive("rope_theta", theta), rotated(self, head_dim, part)
-        if self.has("rope_scaling"):
-            return rope_of(self.part("rope_scaling"), dim, base, context)
-        return RopeSpec(base, dim)
+        base, inner = self.positive("rope_theta", theta), self.rope_fields()
+        if inner is None:
+            return RopeSpec(base, rotated(self, head_dim, part))
+        holder = inner if inner.has("partial_rotary_factor") else self
+        return rope_of(inner, rotated(holder, head_dim, part), base, context)
+
+    def rope_fields(self) -> Values | None:
+        """The object with the fields of the one rotary embedding, if there is one. Transformers
+        lets the older name of it win, and the length of the first training beside it. Raises
+        ModelFileError."""
+        key = "rope_scaling" if self.get("rope_scaling") else "rope_parameters"
+        if not self.get(key):
+            return None
+        inner = self.part(key)
+        return inner.also({TRAINED: self.count(TRAINED)}) if self.has(TRAINED) else inner
 
     def ropes_by_kind(
-        self, head_dim: int, theta: float, local_theta: float, local_key: str
+        self,
+        head_dim: int,
+        theta: float,
+        local_theta: float,
+        local_key: str,
+        key: str = "rope_theta",
     ) -> tuple[RopeSpec, RopeSpec]:
         """The rotary embedding of the layers that see everything, then that of those with a window,
         which is not scaled where it has no fields of its own. theta, local_theta: the defaults;
-        local_key: the field of the second one. Raises UnsupportedModel, ModelFileError."""
+        key, local_key: the fields of both. Raises UnsupportedModel, ModelFileError."""
+        base, local_base = self.positive(key, theta), self.positive(local_key, local_theta)
         if not self.has("rope_parameters"):
-            local = RopeSpec(self.positive(local_key, local_theta), head_dim)
-            return self.rope(head_dim, theta), local
+            return self.rope(head_dim, base), RopeSpec(local_base, head_dim)
         both, context = self.part("rope_parameters"), self.count("max_position_embeddings")
+        rotated(self, head_dim, None)
+        whole, local = both.part(FULL), both.part(WINDOWED)
+        if self.has("rope_scaling"):  # Transformers adds it to the first one
+            whole = whole.also(self.mapping("rope_scaling"))
         return (
-            rope_of(both.part(FULL), head_dim, theta, context),
-            rope_of(both.part(WINDOWED), head_dim, local_theta, context),
+            rope_of(whole, rotated(whole, head_dim, None), base, context),
+            rope_of(local, rotated(local, head_dim, None), local_base, context),
         )
 
 
@@ -126,12 +146,10 @@ def rotated(values: Values, head_dim: int, part: float | None) -> int:
     return int(head_dim * values.positive("partial_rotary_factor", part))
 
 
-def rope_of(
-    values: Values, head_dim: int, theta: float, context: int, part: float | None = None
-) -> RopeSpec:
-    """A rotary embedding from its own fields. theta, context: where these have none. part: as in
-    `ConfigValues.rope`. Raises UnsupportedModel, ModelFileError."""
-    base, dim = values.positive("rope_theta", theta), rotated(values, head_dim, part)
+def rope_of(values: Values, dim: int, theta: float, context: int) -> RopeSpec:
+    """A rotary embedding from its own fields. dim: elements of a head that are rotated. theta,
+    context: where the fields have none. Raises UnsupportedModel, ModelFileError."""
+    base = values.positive("rope_theta", theta)
     name = "rope_type" if values.has("rope_type") else "type"
     kind = values.choice(name, {k: k for k in ("default", "linear", "llama3", "yarn")}, "default")
     if kind == "linear":
@@ -146,7 +164,7 @@ def rope_of(
 def llama3_factors(values: Values, head_dim: int, theta: float) -> tuple[float, ...]:
     """Divisors of the frequencies (Llama 3.1): 1 for short waves, `factor` for long ones, a mean in
     between; a wave's length is measured against the context of the first training."""
-    factor, context = values.positive("factor"), values.count("original_max_position_embeddings")
+    factor, context = values.positive("factor"), values.count(TRAINED)
     low, high = values.positive("low_freq_factor"), values.positive("high_freq_factor")
     values.check("high_freq_factor", high > low, "more than low_freq_factor")
     found = []
@@ -166,7 +184,7 @@ def yarn_of(values: Values, context: int) -> Yarn:
         found = magnitude(factor, mine) / magnitude(factor, all_dims)
     return Yarn(
         factor,
-        values.count("original_max_position_embeddings", context),
+        values.count(TRAINED, context),
         values.positive("attention_factor", found),
         values.positive("beta_fast", Yarn.fast),
         values.positive("beta_slow", Yarn.slow),

@@ -61,15 +61,17 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
     """Raises UnsupportedModel or ModelFileError naming the field at fault."""
     values = ConfigValues(config)
     sizes = values.sizes("gptneox", eps="layer_norm_eps")
-    if values.has("rope_parameters"):
-        rope = values.rope(sizes.head_dim, THETA, PART)
-    else:
-        values.refuse_unless("rope_scaling")
-        dim = int(sizes.head_dim * values.positive("rotary_pct", PART))
-        rope = RopeSpec(values.positive("rotary_emb_base", THETA), dim)
+    values.refuse_unless("rope_scaling")
+    rope = _renamed(values, config).rope(sizes.head_dim, THETA, PART)
     parallel = values.flag("use_parallel_residual", True)
     has_bias = values.flag("attention_bias", True)
     return _spec(sizes, rope, values.activation(), parallel, has_bias)
+
+
+def _renamed(values: ConfigValues, config: Mapping[str, object]) -> ConfigValues:
+    """With the names that other models have for the fields of the rotary embedding."""
+    theta, part = values.positive("rotary_emb_base", THETA), values.positive("rotary_pct", PART)
+    return ConfigValues({**config, "rope_theta": theta, "partial_rotary_factor": part})
 
 
 def _spec(

@@ -27,7 +27,11 @@ from mlc_llm.models.tensor_names import (
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 THETA = 150_000.0
-DEFAULTS = {"sliding_window": 128, "head_dim": 64}
+ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+DEFAULTS = {"sliding_window": 128, "head_dim": 64, "rope_parameters": ROPE}
 """Where a `config.json` does not say it."""
 FULL_EVERY = 2
 """Layers 1, 3, ... see everything."""

@@ -39,7 +39,8 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
     if ConfigValues(config).get("model_type") != "ministral3":
         return mistral.config_spec(ConfigValues(config, mistral.DEFAULTS), "mistral3")
     values = ConfigValues(config, MINISTRAL_DEFAULTS)
-    rope, spec = values.part("rope_parameters"), mistral.config_spec(values, "mistral3")
+    spec = mistral.config_spec(values, "mistral3")
+    rope = values.rope_fields() or ConfigValues({})
     beta = rope.positive("llama_4_scaling_beta")
     context = rope.count("original_max_position_embeddings", spec.context_window)
     return _scaled(spec, QueryScaling(beta, context))

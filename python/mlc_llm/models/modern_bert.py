@@ -158,13 +158,12 @@ def _windowed(values: ConfigValues, layers: int) -> list[bool]:
 
 def _ropes(values: ConfigValues, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
     """Version 5 of Transformers has one for each kind of layers."""
-    if values.has("rope_parameters"):
-        return values.ropes_by_kind(head_dim, GLOBAL_THETA, LOCAL_THETA, "local_rope_theta")
     values.refuse_unless("rope_scaling", None)
-    return (
-        RopeSpec(values.positive("global_rope_theta", GLOBAL_THETA), head_dim),
-        RopeSpec(values.positive("local_rope_theta", LOCAL_THETA), head_dim),
-    )
+    keys = "local_rope_theta", "global_rope_theta"
+    if values.has("rope_parameters"):
+        return values.ropes_by_kind(head_dim, GLOBAL_THETA, LOCAL_THETA, *keys)
+    local, whole = values.positive(keys[0], LOCAL_THETA), values.positive(keys[1], GLOBAL_THETA)
+    return RopeSpec(whole, head_dim), RopeSpec(local, head_dim)
 
 
 def _spec(sizes: Sizes, facts: Facts) -> ModelSpec:

@@ -56,8 +56,7 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
 
 
 def _rope(values: ConfigValues, sizes: Sizes) -> RopeSpec:
-    key = "rope_parameters" if values.has("rope_parameters") else "rope_scaling"
-    inner: Values = values.part(key) if values.has(key) else ConfigValues({})
+    inner = values.rope_fields() or ConfigValues({})
     theta = inner.positive("rope_theta", values.positive("rope_theta", THETA))
     part = inner.positive("partial_rotary_factor", values.positive("partial_rotary_factor", 1.0))
     rope = RopeSpec(theta, int(sizes.head_dim * part))

@@ -121,11 +121,21 @@ class Values:
 
     def part(self, key: str) -> Values:
         """The fields of a field. Raises ModelFileError."""
+        inner = {f"{self._prefix}{key}.{name}": one for name, one in self.mapping(key).items()}
+        return Values(inner, f"{self._prefix}{key}.", null_is_absent=self._null_is_absent)
+
+    def mapping(self, key: str) -> Mapping[str, object]:
+        """The same, unchecked. Raises ModelFileError."""
         value = self.get(key)
         if not isinstance(value, Mapping):
             raise self.wrong(key, value, "an object")
-        inner = {f"{self._prefix}{key}.{name}": one for name, one in value.items()}
-        return Values(inner, f"{self._prefix}{key}.", null_is_absent=self._null_is_absent)
+        return value
+
+    def also(self, fields: Mapping[str, object]) -> Values:
+        """With these fields too, which replace those of the same names."""
+        more = {self._prefix + name: one for name, one in fields.items()}
+        whole = {**self._fields, **more}
+        return Values(whole, self._prefix, null_is_absent=self._null_is_absent)
 
     def has(self, key: str) -> bool:
         name = self._prefix + key
