@@ -14,10 +14,11 @@ import pytest
 from conversion_tools import convert, tiny_gguf
 
 from mlc_llm.compiler.jit import prepare
-from mlc_llm.errors import MLCError, ModelFileError
+from mlc_llm.errors import MLCError, ModelFileError, UnsupportedModel
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.mlc import MLCModel, config_json
 from mlc_llm.model_files.row_pieces import Rows, pieces
+from mlc_llm.models.registry import read_config
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.quantization.group_schemes import (
@@ -192,6 +193,76 @@ def test_another_config_makes_other_weights(tmp_path: Path) -> None:
     config["model_config"]["rope_theta"] = 20_000.0
     path.write_text(json.dumps(config))
     assert prepare(MLCModel.open(tmp_path / "out"), "portable").weights != first.weights
+
+
+MISTRAL: dict[str, Any] = {
+    "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64,
+    "num_hidden_layers": 2, "rms_norm_eps": 1e-5, "vocab_size": 320, "num_key_value_heads": 2,
+    "position_embedding_base": 1e6, "attention_sink_size": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("context", "fields", "window", "expected"),
+    [
+        (32768, {"sliding_window_size": -1}, None, 32768),
+        (32768, {"sliding_window_size": None}, None, 32768),
+        (32768, {"sliding_window_size": 1024}, 1024, 32768),
+        (32768, {}, None, 32768),
+        (32768, {"kwargs": {"sliding_window": 512}}, 512, 32768),
+        (32768, {"sliding_window_size": -1, "kwargs": {"sliding_window": 512}}, None, 32768),
+        (-1, {"sliding_window_size": 4096}, 4096, 32768),
+        (-1, {"sliding_window_size": 4096, "max_position_embeddings": 8192}, 4096, 8192),
+        (2048, {"sliding_window": 64}, 64, 2048),
+        (2048, {"architectures": ["MistralForCausalLM"]}, 4096, 2048),
+    ],
+)
+def test_windows_of_a_mistral(
+    context: int, fields: dict[str, Any], window: int | None, expected: int
+) -> None:
+    """Only a config.json of Transformers leaves a window of 4096 out."""
+    config = {**MISTRAL, "context_window_size": context, **fields}
+    spec = read_config(config_json(Path("x"), {"model_type": "mistral", "model_config": config}))
+    assert spec.attention_layers[0].window == window
+    assert spec.context_window == expected
+
+
+def test_a_mistral_without_any_limit_is_refused() -> None:
+    config = {**MISTRAL, "context_window_size": -1, "sliding_window_size": -1}
+    chat: dict[str, Any] = {"model_type": "mistral", "model_config": config}
+    with pytest.raises(ModelFileError, match="max_position_embeddings is None"):
+        read_config(config_json(Path("x"), chat))
+
+
+@pytest.mark.parametrize("window", [{"sliding_window_size": 512}, {}])
+def test_the_window_of_a_gemma(window: dict[str, Any]) -> None:
+    inner = {
+        **MISTRAL, **window, "hidden_activation": "gelu_pytorch_tanh", "rope_scaling": 0,
+        "context_window_size": 8192, "kwargs": {"sliding_window": 512},
+    }  # fmt: skip
+    chat: dict[str, Any] = {"model_type": "gemma3", "model_config": {"text_config": inner}}
+    spec = read_config(config_json(Path("x"), chat))
+    assert spec.attention_layers[0].window == 512
+    assert spec.ropes[0].linear == 1.0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [("phi3", "transformer.embd.weight"), ("starcoder2", "model.layers.0.attn.wqkv_pack.weight")],
+)
+def test_other_names_are_refused(architecture: str, name: str, tmp_path: Path) -> None:
+    convert(tiny_gguf(tmp_path / "m.gguf"), "q0f16", tmp_path / "out")
+    index = json.loads((tmp_path / "out" / "tensor-cache.json").read_text())
+    first(index)["name"] = name
+    (tmp_path / "out" / "tensor-cache.json").write_text(json.dumps(index))
+    path = tmp_path / "out" / "mlc-chat-config.json"
+    config = json.loads(path.read_text())
+    model = config["model_config"]
+    model |= {"architectures": None, "model_type": architecture, "norm_epsilon": 1e-5}
+    model["hidden_act"] = "silu" if architecture == "phi3" else "gelu_pytorch_tanh"
+    path.write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=f"own names of parameters in {architecture}"):
+        MLCModel.open(tmp_path / "out")
 
 
 def test_a_gemma_by_the_name_of_mlc_llm() -> None:

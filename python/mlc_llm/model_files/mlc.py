@@ -33,8 +33,15 @@ EMBEDDING = "token_embd.weight"
 _OLD_NAMES = {
     "position_embedding_base": "rope_theta",
     "context_window_size": "max_position_embeddings",
+    "sliding_window_size": "sliding_window",
 }
 """MLC LLM's own names of fields of a config.json."""
+_LEFT_OVER = "sliding_window", "sliding_window_pattern", "layer_types", "max_position_embeddings"
+"""Fields of a config.json that MLC LLM may keep in `kwargs`."""
+_MISTRAL_CONTEXT = 32_768
+"""Of the Mistral with a window, for which MLC LLM knows no longest text."""
+_OTHER_NAMES = {"phi3": "transformer.embd.", "starcoder2": ".wqkv_pack."}
+"""What some names of parameters have in MLC LLM's own folders that `mlc_names` does not know."""
 Shape = tuple[int, ...]
 
 
@@ -57,6 +64,7 @@ class MLCModel(UnchangedFiles):
         scheme = _scheme(path / CHAT_CONFIG, str(chat.get("quantization")))
         spec = read_config(config_json(path / CHAT_CONFIG, chat))
         shards = MLCShards.open(path)
+        _refuse_other_names(spec.architecture, shards)
         tensors = _Tensors(spec.architecture, wanted_tensors(spec), scheme, shards).named()
         opened = (config, *shards.opened)
         return cls(shards, opened, chat, scheme, plan_weights(spec, tensors), tensors)
@@ -106,6 +114,13 @@ def _scheme(path: Path, name: str) -> Scheme:
     raise UnsupportedModel(f"{path}: quantization = {name!r} is a type of GGUF files")
 
 
+def _refuse_other_names(architecture: str, shards: MLCShards) -> None:
+    """Raises UnsupportedModel."""
+    part = _OTHER_NAMES.get(architecture)
+    if part is not None and any(part in name for name in shards.params):
+        raise UnsupportedModel(f"MLC LLM has its own names of parameters in {architecture} models")
+
+
 def config_json(path: Path, chat: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """`model_config` with the names of a config.json. path: of the file, for errors."""
     stated = chat.get("model_config")
@@ -117,10 +132,29 @@ def config_json(path: Path, chat: Mapping[str, JsonValue]) -> dict[str, JsonValu
     if config["model_type"] == "gemma3":  # as MLC LLM calls it
         config["model_type"] = "gemma3_text"
     config.setdefault("hidden_act", "silu")  # MLC LLM's models do not say it
-    for old, name in _OLD_NAMES.items():
-        if config.get(name) is None and config.get(old) is not None:
-            config[name] = config[old]
+    if not config.get("rope_scaling"):  # MLC LLM writes 0 for none
+        config.pop("rope_scaling", None)
+    _rename(config)
     return config
+
+
+def _rename(config: dict[str, JsonValue]) -> None:
+    """Add the names of a config.json to a config with MLC LLM's. -1 stands for no limit there."""
+    rest = config.get("kwargs")
+    if isinstance(rest, dict):
+        unset = [name for name in _LEFT_OVER if config.get(name) is None]
+        if config.get("sliding_window_size") is not None:  # -1 says that there is none
+            unset = [name for name in unset if name != "sliding_window"]
+        config.update({name: rest[name] for name in unset if name in rest})
+    for old, name in _OLD_NAMES.items():
+        stated = config.get(old)
+        if config.get(name) is None and stated not in (None, -1):
+            config[name] = stated
+    is_mistral = config["model_type"] == "mistral"
+    if "sliding_window_size" in config or (is_mistral and "architectures" not in config):
+        config.setdefault("sliding_window", None)  # Transformers has another default
+    if is_mistral and config.get("context_window_size") == -1 and config.get("sliding_window"):
+        config["max_position_embeddings"] = config.get("max_position_embeddings", _MISTRAL_CONTEXT)
 
 
 class _Tensors:
