@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from mlc_llm.conversion.config_of_gguf import config_of
 from mlc_llm.conversion.convert import convert_weight
-from mlc_llm.conversion.gguf_fields import CLASSES
+from mlc_llm.conversion.gguf_fields import CLASSES, rope_config
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.model_files.gguf import GGUFModel
@@ -193,3 +193,14 @@ def test_more_end_tokens_than_a_file_can_name_are_refused(tmp_path: Path) -> Non
     folder = with_ends(model, tmp_path / "folder", None, [IM_END, 65, FIM, TOOL])
     words = refused(HuggingFaceModel.open(folder), tmp_path)
     assert "answers end with '<|im_end|>', 'A', '<|fim|>', '<|tool|>'; a .gguf file names" in words
+
+
+def test_rotary_fields_are_merged_as_readers_merge_them() -> None:
+    yarn: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0}
+    first = {"original_max_position_embeddings": 64}
+    assert rope_config({"rope_parameters": {"rope_type": "default"}, "rope_scaling": yarn}) == yarn
+    assert rope_config({"rope_parameters": yarn, "rope_scaling": None}) == yarn
+    assert rope_config({"rope_parameters": yarn, **first}) == {**yarn, **first}
+    kinds = {"rope_parameters": {"full_attention": yarn, "sliding_attention": {}}}
+    assert rope_config({**kinds, "rope_scaling": {"factor": 8.0}}) == {**yarn, "factor": 8.0}
+    assert rope_config(first) == {}

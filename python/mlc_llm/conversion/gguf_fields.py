@@ -25,6 +25,7 @@ from mlc_llm.conversion.state_fields import (
     state_space,
 )
 from mlc_llm.models.attention_spec import AttentionSpec
+from mlc_llm.models.config_values import TRAINED
 from mlc_llm.models.falcon_h1 import FFN_NORM, file_names
 from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec
 from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
@@ -80,13 +81,15 @@ def text_config(config: Config) -> Config:
 
 
 def rope_config(config: Config) -> Mapping[str, object]:
-    """What a config says of the scaling of the layers that see everything."""
-    for name in ("rope_parameters", "rope_scaling"):
-        stated = config.get(name)
-        if isinstance(stated, dict):
-            whole = stated.get("full_attention", stated)
-            return whole if isinstance(whole, dict) else {}
-    return {}
+    """What a config says of the scaling of the layers that see everything, merged as
+    `ConfigValues.rope_fields` and `ropes_by_kind` do it."""
+    old, new = config.get("rope_scaling"), config.get("rope_parameters")
+    older = old if isinstance(old, dict) else {}
+    if isinstance(new, dict) and isinstance(new.get("full_attention"), dict):
+        return {**new["full_attention"], **older}
+    found = older or (new if isinstance(new, dict) else {})
+    trained = config.get(TRAINED)
+    return {**found, TRAINED: trained} if found and trained is not None else found
 
 
 def sizes(spec: ModelSpec, config: Config) -> Fields:
