@@ -18,7 +18,7 @@ WATCH = Sampling(temperature=0, top_logprobs=20)
 @pytest.fixture(
     params=[
         pytest.param(("plain", "vnni"), id="plain-vnni", marks=pytest.mark.slow),
-        pytest.param(("plain", "avx-vnni"), id="plain-avx-vnni"),
+        pytest.param(("plain", "avx-vnni"), id="plain-avx-vnni", marks=pytest.mark.slow),
         pytest.param(("plain", "amx"), id="plain-amx"),
         pytest.param(("two-heads", "vnni-bf16"), id="two-heads-vnni-bf16"),
         pytest.param(("bfloat16", "vnni-bf16"), id="bfloat16-vnni-bf16", marks=pytest.mark.slow),

@@ -29,6 +29,7 @@ def factors(m: int, k: int, rows: int, isa: Isa) -> list[Array]:
     return [down, up, np.array(RANKS, np.int32), slots, groups_of(isa, slots)]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("is_fast", [False, True])
 @each_isa(where=lambda isa: can_ask(weights(KIND, isa).format, isa))
 def test_same_bits(isa: Isa, is_fast: bool) -> None:

@@ -47,7 +47,7 @@ def outcome(
     return attend(isa, heads, cache, rows, q, window=window, fast=fast)
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("window", [ALL, (1, 0), (40, 1), (20, 150), (130, 0)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 @each_isa
@@ -146,6 +146,7 @@ def test_pages_of_bytes(isa: Isa) -> None:
     assert outs[1][tokens:].tobytes() == outs[2][tokens:].tobytes()
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("window", [ALL, (40, 1)], ids=str)
 def test_every_token_is_fast(window: Window) -> None:
     """With `precision="fast"`: the bits of fast tokens, whatever is in the step."""
