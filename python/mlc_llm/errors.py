@@ -21,8 +21,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 
 def one_line(error: BaseException) -> str:
     """The words of a library's error, 200 characters at most, for a message of ours."""
@@ -33,7 +31,7 @@ class MLCError(Exception):
     """Base class of all errors that this package raises on purpose. They can be copied, and sent to
     another process."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """An exception is made anew of its message, which is not what each class here takes."""
         return _restored, (type(self), self.args, _sendable(self.__dict__))
 

@@ -130,6 +130,8 @@ def test_init_needs_a_known_device_and_a_callback() -> None:
     module = JSONFFIModule()
     with pytest.raises(InvalidField, match="device_type"):
         module.init_background_engine(3, 0, print)
+    with pytest.raises(InvalidField, match=r"device_id = 5 .*CUDA_VISIBLE_DEVICES"):
+        module.init_background_engine(1, 5, print)
     with pytest.raises(MLCError, match="needs a request stream callback"):
         module.init_background_engine(1, 0, None)
     with pytest.raises(MLCError, match="not initialized"):

@@ -70,10 +70,14 @@ class JSONFFIModule:
     def init_background_engine(
         self, device_type: int, device_id: int, callback: Callable[[str], object] | None
     ) -> None:
-        """`device_type`: DLPack's number. Raises `MLCError` without a callback."""
+        """`device_type`: DLPack's number. `device_id`: 0. Raises `InvalidField`, and `MLCError`
+        without a callback; the call may come again then."""
         if device_type not in DEVICE_TYPES:
             known = ", ".join(f"{number} {name}" for number, name in DEVICE_TYPES.items())
             raise InvalidField("device_type", device_type, f"known: {known}")
+        if device_id:
+            words = "it is 0; CUDA_VISIBLE_DEVICES says which GPU that is"
+            raise InvalidField("device_id", device_id, words)
         device = f"{DEVICE_TYPES[device_type]}:{device_id}"
         deliver = None if callback is None else self._deliver
         self._engine.init_threaded_engine(device, deliver, None)
