@@ -9,12 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hub_cache import ADDRESS, WEIGHTS, folder_of, left, mark_of
 from hub_server import COMMIT, Hub, serving
 from safetensors.numpy import save
 
@@ -28,39 +28,7 @@ from mlc_llm.support.hub_address import parse_address
 from mlc_llm.support.hub_model import fetched_model
 from mlc_llm.support.model_source import fetched, resolve_model
 
-ADDRESS = "HF://user/repo"
-WEIGHTS = bytes(range(256)) * 40
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The cache folder; no waits, small pieces, and no settings of this machine."""
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "nobody"))
-    monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setenv("MLC_LLM_QUIET", "1")
-    monkeypatch.setenv("MLC_LLM_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(hub_download, "WAIT_S", 0.0)
-    monkeypatch.setattr(hub_download, "PIECE", 4096)
-    protocol._opener.cache_clear()
-    yield tmp_path / "cache"
-    protocol._opener.cache_clear()
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(Hub({"generation_config.json": b"{}", "m.gguf": WEIGHTS})) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        yield running
-
-
-def folder_of(place: Path) -> Path:
-    return place / "model_weights" / "hf" / "user" / "repo"
-
-
-def left(place: Path) -> set[str]:
-    return {path.name for path in place.rglob("*") if path.is_file()} - {".lock"}
+pytestmark = pytest.mark.usefixtures("place")
 
 
 def refused(address: str = ADDRESS) -> str:
@@ -88,7 +56,7 @@ def test_a_model_is_fetched_once_and_used_without_the_network(hub: Hub, place: P
 
 def test_using_a_model_is_seen(hub: Hub, place: Path) -> None:
     resolve_model(ADDRESS)
-    mark = folder_of(place) / ".repository.complete.json"
+    mark = mark_of(place)
     os.utime(mark, (1e9, 1e9))
     resolve_model(ADDRESS)
     assert mark.stat().st_mtime > 1e9
@@ -312,8 +280,8 @@ def test_only_a_newer_version_is_fetched(hub: Hub) -> None:
     assert hub.asked == [] and path.read_bytes() == WEIGHTS
     hub.commit = COMMIT[::-1]
     with path.open("rb") as running:
-        fetched(ADDRESS, renew=True)
-        assert running.read() == WEIGHTS and path.read_bytes() == bytes(5000)
+        newer = fetched(ADDRESS, renew=True).path
+        assert running.read() == WEIGHTS and newer.read_bytes() == bytes(5000)
     assert hub.names == {"m.gguf"}
 
 
@@ -388,7 +356,7 @@ def test_progress_is_told_of_every_byte(hub: Hub) -> None:
 def test_files_with_the_same_bytes(hub: Hub, place: Path) -> None:
     hub.files = {"m.gguf": b"", "generation_config.json": b"{}", "tokenizer_config.json": b"{}"}
     assert resolve_model(ADDRESS).path.read_bytes() == b""
-    record = json.loads((folder_of(place) / ".repository.complete.json").read_text())
+    record = json.loads((mark_of(place)).read_text())
     assert record["files"] == {name: len(data) for name, data in hub.files.items()}
 
 
@@ -412,17 +380,18 @@ def test_a_folder_of_sentence_transformers_is_like_one_by_hand(hub: Hub, place: 
     hub.files = {**MODULES, "2_Dense/pytorch_model.bin": b"a pickle", "onnx/model.onnx": b"o"}
     folder = resolve_model(ADDRESS).path
     found = {one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.is_file()}
-    assert found - {".lock", ".repository.complete.json"} == MODULES.keys()
+    assert found == MODULES.keys()
     assert folder_pooling(folder, with_dense=True) == "cls"
     assert [one.shape for one in dense_modules(folder).tensors.values()] == [(8, 4)]
 
 
 def test_a_folder_of_an_older_choice_gets_what_it_lacks(hub: Hub, place: Path) -> None:
     hub.files = dict(MODULES)
-    folder, mark = resolve_model(ADDRESS).path, folder_of(place) / ".repository.complete.json"
+    folder, mark = resolve_model(ADDRESS).path, mark_of(place)
     record = json.loads(mark.read_text())
     kept = {name: record["files"][name] for name in ("config.json", "model.safetensors")}
-    mark.write_text(json.dumps({key: record[key] for key in ("model", "commit")} | {"files": kept}))
+    older = {key: record[key] for key in ("model", "commit", "folder")} | {"files": kept}
+    mark.write_text(json.dumps(older))
     for name in MODULES.keys() - kept.keys():
         (folder / name).unlink()
     hub.asked.clear()
@@ -432,8 +401,9 @@ def test_a_folder_of_an_older_choice_gets_what_it_lacks(hub: Hub, place: Path) -
 
 
 def test_a_gguf_file_of_an_older_choice_stays_whole(hub: Hub, place: Path) -> None:
-    path, mark = resolve_model(ADDRESS).path, folder_of(place) / ".repository.complete.json"
+    path, mark = resolve_model(ADDRESS).path, mark_of(place)
     record = json.loads(mark.read_text())
-    mark.write_text(json.dumps({key: record[key] for key in ("model", "commit", "files")}))
+    kept = ("model", "commit", "folder", "files")
+    mark.write_text(json.dumps({key: record[key] for key in kept}))
     lists, hub.refuses_list = hub.lists, (500, "", "")
     assert resolve_model(ADDRESS).path == path and hub.lists == lists

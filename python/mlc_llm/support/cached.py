@@ -75,17 +75,20 @@ def remove(entry: Entry) -> None:
 
 
 def bytes_in(path: Path) -> int:
-    """Size of a file, or of all files in a folder. A file that vanishes meanwhile counts 0."""
-    total = 0
+    """Size of a file, or of all files in a folder. A file that vanishes meanwhile counts 0, and one
+    that two versions of a download share counts once."""
+    total, seen = 0, set[tuple[int, int]]()
     for one in files_below(path) if path.is_dir() else [path]:
         with suppress(OSError):
-            total += _bytes_of(one)
+            found = one.lstat()
+            if found.st_nlink < 2 or (found.st_dev, found.st_ino) not in seen:
+                total += _bytes_of(one, found)
+            seen.add((found.st_dev, found.st_ino))
     return total
 
 
-def _bytes_of(file: Path) -> int:
+def _bytes_of(file: Path, found: os.stat_result) -> int:
     """Size of a file. A part of a download counts only what has arrived."""
-    found = file.lstat()
     if file.parent.name == PARTS and hasattr(found, "st_blocks"):
         return min(found.st_size, 512 * found.st_blocks)
     return found.st_size

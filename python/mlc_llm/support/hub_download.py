@@ -2,7 +2,8 @@
 
 A file that is not complete lies in the folder `.parts`, under a name made of its hash, with all the
 room that it needs. Beside it, a JSON list says how many bytes of each piece are there. So the next
-try goes on where this one ended, whatever has ended it.
+try goes on where this one ended, whatever has ended it. A file that an older version of the
+repository has too is not downloaded again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -36,13 +38,24 @@ WAIT_S = 1.0
 _SAVED_S = 1.0
 
 
+class Places(NamedTuple):
+    """Folders of a repository. A lock keeps other processes away from them."""
+
+    repository: Path
+    """Where `.parts` lies."""
+    files: Path
+    """Where complete files go."""
+    older: Sequence[Path]
+    """Where other versions of the files may be."""
+
+
 class _Part:
     """A file while it arrives."""
 
-    def __init__(self, folder: Path, file: RemoteFile) -> None:
+    def __init__(self, places: Places, file: RemoteFile) -> None:
         self.file = file
-        self.place = folder / file.name
-        self.path = folder / PARTS / _key(file)
+        self.place = places.files / file.name
+        self.path = places.repository / PARTS / _key(file)
         self._state = self.path.with_suffix(".json")
         self._saved = 0.0
         count = -(-file.size // PIECE)
@@ -180,20 +193,38 @@ class _Download:
 
 
 def fetch_files(
-    listing: Listing, names: Sequence[str], folder: Path, show: ProgressFactory | None = None
+    listing: Listing, names: Sequence[str], places: Places, show: ProgressFactory | None = None
 ) -> None:
-    """Download the named files into `folder`; those that are there already stay. The caller holds
-    a lock on the folder.
+    """Put the named files into `places.files`. Those that are there already stay, and those of
+    older versions are taken from there. The caller holds a lock on the folders.
 
     Raises HubError, and CacheError if the disk is full or cannot be written.
     """
     show = show or partial(progress, unit="bytes")
-    with cache_errors(folder):
+    with cache_errors(places.repository):
         wanted = [listing.files[name] for name in names]
-        parts = [_Part(folder, one) for one in wanted if not _is_there(folder / one.name, one)]
+        parts = [_Part(places, one) for one in wanted if not _has(places, one)]
         if parts:
-            _fetch(listing, parts, folder, show)
-        _drop_parts(folder, {_key(one) for one in listing.files.values()})
+            _fetch(listing, parts, places.repository, show)
+        _drop_parts(places.repository, {_key(one) for one in listing.files.values()})
+
+
+def _has(places: Places, file: RemoteFile) -> bool:
+    """Whether the file is there, or could be taken from an older version."""
+    goal = places.files / file.name
+    if _is_there(goal, file):
+        return True
+    others = (folder / file.name for folder in places.older)
+    found = next((one for one in others if _is_there(one, file)), None)
+    if found is None:
+        return False
+    make_folder(goal.parent)
+    goal.unlink(missing_ok=True)
+    try:
+        os.link(found.resolve(), goal)
+    except OSError:  # some file systems have no links
+        shutil.copyfile(found, goal)
+    return True
 
 
 def _fetch(listing: Listing, parts: list[_Part], folder: Path, show: ProgressFactory) -> None:

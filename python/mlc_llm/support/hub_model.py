@@ -1,4 +1,11 @@
-"""Models of Hugging Face in the cache. What is downloaded once is used without the network."""
+"""Models of Hugging Face in the cache. What is downloaded once is used without the network.
+
+The files of each commit lie in a folder of their own, `COMMIT/REPO` below that of the repository.
+So no model has files of two versions. For each name by which a model was asked for (its tag, say) a
+record says which commit it is at. A commit that no record names any more is removed. Older versions
+of this package had all files in the folder of the repository; what is there is used until a newer
+commit is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +37,8 @@ class _Record(TypedDict):
     """The version of the repository."""
     files: dict[str, int]
     """Sizes of all files, in bytes."""
+    folder: str
+    """Where they are in the folder of the repository. Older records have none: at its top."""
     choice: int
     """`FOLDER_CHOICE` of the version that chose the files. Older records have none."""
 
@@ -50,7 +59,7 @@ def fetched_model(
     if record is not None and not renew:
         with suppress(OSError):  # a cache that cannot be written is read all the same
             os.utime(mark)
-        return folder / record["model"]
+        return _place(folder, record) / record["model"]
     # First of all: without a network or a repository, no folder is made.
     listing, choice = _listed(address)
     if record is None or record.get("commit") != listing.commit:
@@ -58,8 +67,13 @@ def fetched_model(
         with file_lock(lock), _tidied(lock):
             record = _whole_download(mark)
             if record is None or record.get("commit") != listing.commit:
-                _download(address, listing, choice, mark, progress)
-    return folder / choice.model
+                record = _download(address, listing, choice, mark, progress)
+    return _place(folder, record) / record["model"]
+
+
+def _place(folder: Path, record: _Record) -> Path:
+    """The folder of a record's files. folder: that of the repository."""
+    return folder / record.get("folder", "")
 
 
 def _listed(address: Address) -> tuple[Listing, Choice]:
@@ -74,18 +88,46 @@ def _listed(address: Address) -> tuple[Listing, Choice]:
 
 def _download(
     address: Address, listing: Listing, choice: Choice, mark: Path, show: ProgressFactory | None
-) -> None:
-    """Download the chosen files, then write the record into `mark`."""
+) -> _Record:
+    """Download the chosen files, then write the record into `mark`. After an error, the older
+    version is as it was."""
     from mlc_llm.support import hub, hub_download
 
-    mark.unlink(missing_ok=True)  # from now on, the files may be of two versions
+    folder, before = mark.parent, _read(mark)
+    name = f"{listing.commit}/{address.repo}"
+    older = [one for one in (*_versions(folder), folder) if one != folder / name]
     try:
-        hub_download.fetch_files(listing, choice.files, mark.parent, show)
+        places = hub_download.Places(folder, folder / name, older)
+        hub_download.fetch_files(listing, choice.files, places, show)
     except hub.HubError as error:
         raise _failed(address, error) from error
     sizes = {name: listing.files[name].size for name in choice.files}
-    record = _Record(model=choice.model, commit=listing.commit, files=sizes, choice=FOLDER_CHOICE)
+    record = _Record(
+        model=choice.model, commit=listing.commit, files=sizes, folder=name, choice=FOLDER_CHOICE
+    )
     write_file(mark, json.dumps(record).encode())
+    _drop_unused(folder, before)
+    return record
+
+
+def _versions(folder: Path) -> list[Path]:
+    """The folders of all commits, also of those that are not complete."""
+    return [one for one in folder.glob(f"{'[0-9a-f]' * 40}/{folder.name}") if one.is_dir()]
+
+
+def _drop_unused(folder: Path, before: _Record | None) -> None:
+    """Remove the files that no record names any more. before: the record that has been replaced.
+    What cannot be removed, because a process of Windows uses it, stays until the next time."""
+    records = [one for mark in folder.glob(f".*{COMPLETE}") if (one := _read(mark)) is not None]
+    used = {_place(folder, one) for one in records}
+    for version in _versions(folder):
+        if version not in used:
+            shutil.rmtree(version.parent, ignore_errors=True)
+    if before is not None and _place(folder, before) == folder:
+        shared = {name for one in records if _place(folder, one) == folder for name in one["files"]}
+        for name in before["files"].keys() - shared:
+            with suppress(OSError):
+                (folder / name).unlink()
 
 
 def _failed(address: Address, error: Exception) -> ModelNotFound:
@@ -95,15 +137,28 @@ def _failed(address: Address, error: Exception) -> ModelNotFound:
 def _whole_download(mark: Path) -> _Record | None:
     """The record in the file `mark`, if all its files exist with their sizes. A folder that an
     older version chose may lack files, and is not whole; of .gguf files all are as they were."""
+    record = _read(mark)
+    if record is None:
+        return None
+    try:
+        place = _place(mark.parent, record)
+        sizes = {name: (place / name).stat().st_size for name in record["files"]}
+    except (OSError, ValueError):
+        return None
+    is_file = record["model"].lower().endswith(".gguf")
+    is_whole = sizes == record["files"] and record["model"] in sizes
+    is_new = is_file or record.get("choice") == FOLDER_CHOICE
+    return record if is_whole and is_new else None
+
+
+def _read(mark: Path) -> _Record | None:
+    """The record in the file `mark`; None if there is none that can be read."""
     try:
         record: _Record = json.loads(mark.read_text("utf-8"))
-        sizes = {name: (mark.parent / name).stat().st_size for name in record["files"]}
-        is_file = record["model"].lower().endswith(".gguf")
-        is_whole = sizes == record["files"] and record["model"] in sizes
-        is_new = is_file or record.get("choice") == FOLDER_CHOICE
-        return record if is_whole and is_new else None
+        texts = (record["model"], record.get("folder", ""), *record["files"].keys())
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+    return record if all(isinstance(one, str) for one in texts) else None
 
 
 @contextmanager
@@ -114,6 +169,7 @@ def _tidied(lock: Path) -> Iterator[None]:
     except BaseException:
         folder = lock.parent
         if not any(path.is_file() and path.stat().st_size > 0 for path in folder.rglob("*")):
-            shutil.rmtree(folder / PARTS, ignore_errors=True)
+            for one in (folder / PARTS, *(version.parent for version in _versions(folder))):
+                shutil.rmtree(one, ignore_errors=True)
             forget_empty(lock)
         raise
