@@ -197,6 +197,28 @@ def test_mistakes(
     assert set(listed(capsys)) == {"ann.gguf", "bob.gguf", "default.gguf", "user/repo"}
 
 
+def test_stray_files_and_links_are_left_alone(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, hub = listed(capsys), cache / "model_weights" / "hf"
+    (tmp_path / "elsewhere" / "folder").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "folder" / "a.gguf").touch()
+    (hub / "link").symlink_to(tmp_path / "elsewhere")
+    strays = [hub / ".DS_Store", hub / "user" / ".DS_Store", cache / "model_weights" / ".DS_Store"]
+    for stray in strays:
+        stray.write_text("stray")
+    dead = [hub / "dead", hub / "user" / "dead", cache / "dead"]
+    for link in dead:
+        link.symlink_to("nowhere")
+    (cache / "loop").symlink_to("loop")
+    assert listed(capsys) == before
+    assert "user/repo, download" in checkup.examine().sections["cache"]
+    assert main(["remove", "user/repo", "--quiet"]) == 0
+    assert main(["remove", "--all", "--quiet"]) == 0 and listed(capsys) == {}
+    assert all(one.is_file() for one in (*strays, tmp_path / "elsewhere" / "folder" / "a.gguf"))
+    assert all(one.is_symlink() for one in dead)
+
+
 def test_no_cache_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,16 +96,26 @@ def _bytes_of(file: Path, found: os.stat_result) -> int:
 
 def _things(root: Path) -> Iterator[Path]:
     """The path of every thing. A folder that holds several things is replaced by them."""
-    several = {root / "model_weights", root / "model_weights" / "packed"}
-    several |= {root / "model_weights" / "hf", *(root / "model_weights" / "hf").glob("*")}
-    for top in sorted(root.iterdir()):
+    hub = root / "model_weights" / "hf"
+    several = {root / "model_weights", root / "model_weights" / "packed", hub}
+    for top in _inside(root):
         waiting = [top]
         while waiting:
             one = waiting.pop()
-            if one in several or (one == top and one.is_dir()):
-                waiting += sorted(one.iterdir(), reverse=True)
+            if one.parent == hub and one.is_symlink():
+                continue  # what lies behind it is not the cache's, and must not be removed
+            if (one in several or one.parent == hub or one == top) and one.is_dir():
+                waiting += reversed(_inside(one))
             elif not one.name.endswith(".lock") and not is_temporary(one):
                 yield one
+
+
+def _inside(folder: Path) -> list[Path]:
+    """What is in a folder. Nothing, if it vanishes meanwhile or belongs to somebody else."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _entry(root: Path, path: Path) -> Entry | None:
