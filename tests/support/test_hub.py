@@ -159,6 +159,22 @@ def test_the_token_of_hf_auth_login(
     assert {one.token for one in hub.asked} == {"Bearer hf_kept"}
 
 
+@pytest.mark.parametrize(
+    "token", ["hf_secret\nmore", "hf_secret more", "hf_s\u20acecret", "hf_s\x7f"]
+)
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"])
+def test_a_token_that_is_none_is_not_shown(
+    name: str, token: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text(token, encoding="utf-8")
+    monkeypatch.setenv(name, str(file) if name == "HF_TOKEN_PATH" else token)
+    line = refused()
+    place = str(file) if name == "HF_TOKEN_PATH" else name
+    assert f"the token in {place} has white space or other signs" in line
+    assert "hf_s" not in line and "more" not in line and hub.lists == 0
+
+
 def test_a_redirect_to_another_kind_of_address(hub: Hub) -> None:
     hub.elsewhere = "ftp://127.0.0.1"
     assert "redirects to ftp://127.0.0.1" in refused()
@@ -196,6 +212,11 @@ def test_refusals(answer: tuple[int, str, str], said: str, hub: Hub, place: Path
         b'{"sha": "%s", "siblings": [{"rfilename": "m.gguf", "size": 1}]}' % COMMIT.encode(),
         b'{"sha": "%s", "siblings": [{"rfilename": "m.gguf", "size": -1, "blobId": "%s"}]}'
         % (COMMIT.encode(), COMMIT.encode()),
+        *(
+            b'{"sha": "%s", "siblings": [{"rfilename": %s, "size": 1, "blobId": "%s"}]}'
+            % (COMMIT.encode(), name, COMMIT.encode())
+            for name in (b"5", b"null", b"[]", b'["a"]', b'{"a": 1}')
+        ),
     ],
 )  # fmt: skip
 def test_a_list_that_is_none(text: bytes, hub: Hub) -> None:

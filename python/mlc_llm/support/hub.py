@@ -30,6 +30,7 @@ STALL_S = 10.0
 _MOST_LISTED = 64 << 20
 _MOST_READ = 1 << 18
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_TOKEN = re.compile(r"[!-~]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ADVICE = "check the network and the proxy (HTTPS_PROXY), or name a model on this machine"
 _LOG_IN = "log in (hf auth login, or set HF_TOKEN)"
@@ -124,6 +125,8 @@ def _listing(repository: str, data: bytes, host: str) -> Listing:
     try:
         said = json.loads(data)
         entries = {one["rfilename"]: one for one in said["siblings"]}
+        if not all(isinstance(name, str) for name in entries):
+            raise ValueError("a name is no text")
         if not _COMMIT.fullmatch(said["sha"]):
             raise ValueError("sha is no commit")
         files = {name: _remote(name, one) for name, one in entries.items() if "size" in one}
@@ -243,15 +246,25 @@ def _certificates() -> ssl.SSLContext:
 
 
 def _token() -> str | None:
-    said = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
-    if said:
-        return said.strip()
+    """The token, if there is one. Raises HubError for one that no header can have: the error of the
+    HTTP library would show it."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if said := os.environ.get(name):
+            return _checked_token(said, name)
     home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     try:
         path = Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser()
-        return path.read_text(encoding="ascii").strip() or None
+        said = path.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError, RuntimeError):
         return None
+    return _checked_token(said, str(path))
+
+
+def _checked_token(said: str, place: str) -> str | None:
+    token = said.strip()
+    if not _TOKEN.fullmatch(token):
+        raise HubError(f"the token in {place} has white space or other signs that no token has")
+    return token or None
 
 
 def _refused(error: urllib.error.HTTPError, host: str) -> HubError:
