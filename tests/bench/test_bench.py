@@ -19,7 +19,7 @@ import pytest
 from server_harness import Running, running
 from threaded_harness import slow_steps, watched
 
-from mlc_llm.bench.client import Target, send
+from mlc_llm.bench.client import Target, _request, send
 from mlc_llm.bench.figures import Histogram, Point
 from mlc_llm.bench.report import csv_text, svg, table
 from mlc_llm.bench.workload import Workload, arrivals, requests_of
@@ -145,6 +145,12 @@ def test_a_server_that_is_silent_or_gone() -> None:
     assert "connection" in str(asyncio.run(send(target(port), "a", 3)).error)
 
 
+def test_an_address_of_ipv6_has_brackets() -> None:
+    for host, shown in (("::1", b"[::1]:8000"), ("localhost", b"localhost:8000")):
+        head = _request(Target(host, 8000, "/v1", False, "m"), "a", 3)
+        assert b"\r\nHost: " + shown + b"\r\n" in head
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -158,7 +164,10 @@ def test_a_server_that_is_silent_or_gone() -> None:
         (["--answer-tokens", "a"], "--answer-tokens a"),
         (["--shared-words", "200"], "--shared-words 200"),
         (["--timeout", "0"], "--timeout 0"),
-        (["--csv", "/no/such/folder/a.csv"], "--csv"),
+        (["--csv", "/no/such/folder/a.csv"], "--csv /no/such/folder/a.csv: the folder cannot"),
+        (["--csv", "/tmp"], "--csv /tmp: is a folder"),
+        (["--plot", "."], "--plot .: is a folder"),
+        (["--plot", f"{__file__}/a.svg"], "/a.svg: the folder cannot be written"),
     ],
 )
 def test_wrong_arguments(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:

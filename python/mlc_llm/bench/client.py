@@ -105,9 +105,10 @@ def _request(target: Target, prompt: str, answer_tokens: int) -> bytes:
             **dict(target.fixed),
         }
     ).encode()
+    host = f"[{target.host}]" if ":" in target.host else target.host  # IPv6
     head = [
         f"POST {target.path}/chat/completions HTTP/1.1",
-        f"Host: {target.host}:{target.port}",
+        f"Host: {host}:{target.port}",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
         "Connection: close",

@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     loads = _loads(args)
     work = _workload(args)
     for flag, path in (("--csv", args.csv), ("--plot", args.plot)):
-        if path is not None and not os.access(path.parent, os.W_OK):
-            raise UserError(f"{flag} {path}: the folder cannot be written")
+        if path is not None:
+            _check_output(flag, path)
     target = _target(args)
     note(f"{target.model} at {args.url}: times are measured on this side, network included")
     points = asyncio.run(_measure(target, work, loads, args))
@@ -102,6 +102,16 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         args.plot.write_text(svg(points, f"{target.model} at {args.url}"), encoding="utf-8")
     return SOME_FAILED if any(point.errors for point in points) else OK
+
+
+def _check_output(flag: str, path: Path) -> None:
+    """Raises `UserError` if no file can be written there: a measurement takes long."""
+    if path.is_dir():
+        raise UserError(f"{flag} {path}: is a folder, should be a file")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UserError(f"{flag} {path}: the file cannot be written")
+    if not path.exists() and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise UserError(f"{flag} {path}: the folder cannot be written")
 
 
 async def _measure(
