@@ -82,6 +82,7 @@ LAZY = {
     ("mlc_llm.serve.data", "mlc_llm.images.picture"),
     ("mlc_llm.cli.session", "mlc_llm.serve.openai.chat"),
     ("mlc_llm.serve.openai.chat", "mlc_llm.serve.openai.tools.history"),  # all forms of calls
+    ("mlc_llm.serve.openai.chat", "mlc_llm.serve.openai.tools.families"),
     ("mlc_llm.serve.openai.chat", "mlc_llm.serve.openai.tools.tool_schema"),
     ("mlc_llm.images.sandbox", "PIL"),  # Pillow, an extra
     ("mlc_llm.images.reader", "mlc_llm.images.addresses"),  # http.client and ssl

@@ -137,3 +137,9 @@ def test_a_folder_of_upstream() -> None:
 def test_no_model(names: list[str]) -> None:
     with pytest.raises(ModelNotFound, match=r"HF://u/r: no model there: neither a .gguf file"):
         chosen("HF://u/r", *names)
+
+
+def test_the_template_for_tools_of_a_folder() -> None:
+    other = "additional_chat_templates/tool_use.jinja"
+    names = [*TEXTS, "model.safetensors", other, "additional_chat_templates/rag.jinja"]
+    assert chosen("HF://u/r", *names)[1] == {*TEXTS, "model.safetensors", other}

@@ -32,13 +32,22 @@ class ChatTemplate:
     """A chat template in Jinja, as Transformers reads it. Several threads may use it.
 
     `bos` and `eos` are the texts of these tokens. The template knows them as `bos_token` and
-    `eos_token`. The template is not trusted: a process of its own renders it. This process is
-    killed after `time_limit` seconds and started again when needed. A fork starts a new one. The
-    templates in `known.py` need no process.
+    `eos_token`. `tool_use` is the model's other template, for chats with tools: whoever renders
+    chooses one of the two.
+
+    The template is not trusted: a process of its own renders it. This process is killed after
+    `time_limit` seconds and started again when needed. A fork starts a new one. The templates in
+    `known.py` need no process.
     """
 
     def __init__(
-        self, source: str, *, bos: str = "", eos: str = "", time_limit: float = TIME_LIMIT
+        self,
+        source: str,
+        *,
+        bos: str = "",
+        eos: str = "",
+        tool_use: ChatTemplate | None = None,
+        time_limit: float = TIME_LIMIT,
     ) -> None:
         """Raises `ModelFileError` for a template that is too long. Nothing runs yet."""
         if len(source) > MAX_SOURCE:
@@ -48,6 +57,7 @@ class ChatTemplate:
         self.source = source
         self.bos = bos
         self.eos = eos
+        self.tool_use = tool_use
         self.time_limit = time_limit
         self._lock = threading.Lock()
         self._worker: Worker | None = None
@@ -90,11 +100,13 @@ class ChatTemplate:
         raise _error(answer)
 
     def close(self) -> None:
-        """End the process, if there is one. The next rendering starts another one."""
+        """End the processes, if there are any. The next rendering starts another one."""
         with self._lock:
             if self._worker is not None:
                 self._worker.close()
             self._worker = None
+        if self.tool_use is not None:
+            self.tool_use.close()
 
     def forget_parent(self) -> None:
         """In a forked process: forget the worker, which is the parent's, and take a new lock, since

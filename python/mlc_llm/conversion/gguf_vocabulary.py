@@ -25,7 +25,8 @@ from mlc_llm.conversion.gguf_entries import (
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.json_file import read_json_object
 from mlc_llm.loader.gguf_metadata import RawEntry
-from mlc_llm.model_files.folder_texts import folder_template
+from mlc_llm.model_files.folder_texts import DEFAULT, TOOL_USE, folder_template
+from mlc_llm.model_files.gguf import TEMPLATE_KEYS
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.folder_config import MAX_BYTES, FolderConfig
 from mlc_llm.tokenizers.spm_model import BPE, read_model
@@ -76,7 +77,9 @@ def vocabulary_entries(folder: Path, vocab: int) -> dict[str, RawEntry]:
     found[f"{_PREFIX}add_bos_token"] = bool_entry(tokenizer.add_bos)
     template = folder_template(folder)
     if template is not None:
-        found["tokenizer.chat_template"] = text_entry(template.source)
+        found[TEMPLATE_KEYS[DEFAULT]] = text_entry(template.source)
+        if template.tool_use is not None:
+            found[TEMPLATE_KEYS[TOOL_USE]] = text_entry(template.tool_use.source)
     return found
 
 

@@ -30,7 +30,7 @@ def new_output(path: Path, *, needed: int = 0) -> Iterator[Path]:
     with undone(remove), _removing(remove):
         temporary.mkdir()
         yield temporary
-        for file in temporary.iterdir():
+        for file in _files(temporary):
             _sync(file)
         if path.is_dir():  # an empty one
             path.rmdir()
@@ -67,9 +67,11 @@ def changed_folder(path: Path) -> Iterator[Path]:
         temporary.mkdir()
         try:
             yield temporary
-            for file in temporary.iterdir():
+            for file in _files(temporary):
                 _sync(file)
-                file.replace(path / file.name)
+                place = path / file.relative_to(temporary)
+                place.parent.mkdir(exist_ok=True)
+                file.replace(place)
         finally:
             remove()
 
@@ -104,6 +106,11 @@ def _removing(remove: Callable[[], None]) -> Iterator[None]:
     except BaseException:
         remove()
         raise
+
+
+def _files(folder: Path) -> list[Path]:
+    """Also those in folders inside it."""
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def _sync(path: Path) -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.model_files.base import ModelFiles
-from mlc_llm.model_files.gguf import GGUFModel
+from mlc_llm.model_files.folder_texts import DEFAULT, TOOL_TEMPLATE, TOOL_USE
+from mlc_llm.model_files.gguf import TEMPLATE_KEYS, GGUFModel
 from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.tokenizers.from_gguf import tokenizer_json
 
 COPIED = (
     "tokenizer.model", "tokenizer.json", "tekken.json", "vocab.json", "merges.txt",
     "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json",
-    "chat_template.jinja", "chat_template.json", "generation_config.json",
+    "chat_template.jinja", "chat_template.json", TOOL_TEMPLATE, "generation_config.json",
 )  # fmt: skip
 """The files of a Hugging Face folder that are copied."""
 
@@ -28,6 +29,7 @@ def write_tokenizer(files: ModelFiles, output: Path) -> list[str]:
     folder = files.path if files.path.is_dir() else files.path.parent
     names = [name for name in COPIED if (folder / name).is_file()]
     for name in names:
+        (output / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(folder / name, output / name)
     return names
 
@@ -55,7 +57,11 @@ def _config(file: GGUFFile) -> str:
     adds = file.metadata.get("tokenizer.ggml.add_bos_token")
     if isinstance(adds, bool):
         config["add_bos_token"] = adds
-    template = file.get_str("tokenizer.chat_template", None)
-    if template is not None:
-        config["chat_template"] = template
+    texts = {name: file.get_str(key, None) for name, key in TEMPLATE_KEYS.items()}
+    if texts[TOOL_USE] is not None:
+        config["chat_template"] = [
+            {"name": name, "template": text} for name, text in texts.items() if text is not None
+        ]
+    elif texts[DEFAULT] is not None:
+        config["chat_template"] = texts[DEFAULT]
     return json.dumps(config, indent=2)

@@ -1,10 +1,12 @@
 """The chat template of a model folder, and ids of tokens as its JSON files have them.
 
-Formats: `tokenizer_config.json`, `chat_template.jinja` and `chat_template.json` of Transformers.
+Formats: `tokenizer_config.json`, `chat_template.jinja`, `chat_template.json` and
+`additional_chat_templates` of Transformers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,9 @@ MAX_TEMPLATE_BYTES = 1 << 20
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 TEMPLATE_JSON = "chat_template.json"
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""Names of templates: of the usual one, and of the one for chats with tools."""
 
 
 def folder_template(folder: Path) -> ChatTemplate | None:
@@ -28,21 +33,41 @@ def folder_template(folder: Path) -> ChatTemplate | None:
 
     Raises ModelFileError.
     """
-    config = read_json_object(folder / TOKENIZER_CONFIG, MAX_BYTES, may_be_missing=True)
-    source = _template_file(folder / TEMPLATE) or _stated(folder / TOKENIZER_CONFIG, config)
-    if source is None:
-        path = folder / TEMPLATE_JSON
-        source = _stated(path, read_json_object(path, MAX_BYTES, may_be_missing=True))
-    if source is None:
+    sources = _sources(folder)
+    if not sources:
         return None
     named = FolderConfig.read(folder).named
-    return ChatTemplate(source, bos=named("bos_token") or "", eos=named("eos_token") or "")
+    return with_tool_use(sources, bos=named("bos_token") or "", eos=named("eos_token") or "")
+
+
+def with_tool_use(sources: Mapping[str, str], *, bos: str, eos: str) -> ChatTemplate | None:
+    """One template of texts with their names. Without a default one, that for tools is for all
+    chats. None: there is neither. Raises ModelFileError."""
+    text = sources.get(TOOL_USE)
+    other = None if text is None else ChatTemplate(text, bos=bos, eos=eos)
+    if DEFAULT not in sources:
+        return other
+    return ChatTemplate(sources[DEFAULT], bos=bos, eos=eos, tool_use=other)
 
 
 def token_ids(value: JsonValue | object) -> frozenset[int]:
     """The ids in a field that is a number or a list of numbers; none for anything else."""
     ids = value if isinstance(value, list) else [value]
     return frozenset(one for one in ids if type(one) is int)
+
+
+def _sources(folder: Path) -> dict[str, str]:
+    """The texts of the default template and of that for tools. A file of its own for the default
+    one hides what the other files say of both."""
+    files = {DEFAULT: folder / TEMPLATE, TOOL_USE: folder / TOOL_TEMPLATE}
+    own = {name: text for name, path in files.items() if (text := _template_file(path))}
+    if DEFAULT in own:
+        return own
+    for path in (folder / TOKENIZER_CONFIG, folder / TEMPLATE_JSON):
+        stated = _stated(path, read_json_object(path, MAX_BYTES, may_be_missing=True))
+        if stated:
+            return {**stated, **own}
+    return own
 
 
 def _template_file(path: Path) -> str | None:
@@ -58,12 +83,16 @@ def _template_file(path: Path) -> str | None:
         raise ModelFileError(f"{path}: {error}") from None
 
 
-def _stated(path: Path, values: dict[str, JsonValue]) -> str | None:
-    """`chat_template`: a text, or a list of named texts, one of which is "default"."""
+def _stated(path: Path, values: dict[str, JsonValue]) -> dict[str, str]:
+    """`chat_template`: a text, or a list of named texts. Other names than those of the two
+    templates are left out."""
     found = values.get("chat_template")
-    if isinstance(found, list):
-        named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
-        found = named[0].get("template") if named else None
-    if found is not None and not isinstance(found, str):
-        raise ModelFileError(f"{path}: chat_template should be a text or a list of named texts")
-    return found
+    entries = found if isinstance(found, list) else [{"name": DEFAULT, "template": found}]
+    named = {}
+    for one in entries:
+        name, text = (one.get("name"), one.get("template")) if isinstance(one, dict) else (None, 0)
+        if text is not None and not isinstance(text, str):
+            raise ModelFileError(f"{path}: chat_template should be a text or a list of named texts")
+        if text is not None and name in (DEFAULT, TOOL_USE):
+            named[str(name)] = text
+    return named

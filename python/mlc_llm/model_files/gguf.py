@@ -12,6 +12,7 @@ from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.loader.tensor import Tensor
+from mlc_llm.model_files.folder_texts import DEFAULT, TOOL_USE, with_tool_use
 from mlc_llm.model_files.gguf_experts import with_stacks
 from mlc_llm.model_files.pooling import gguf_pooling
 from mlc_llm.model_files.ranking import GGUF_ROWS, gguf_ranking, ranks
@@ -21,6 +22,12 @@ from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.ranking import Ranking
 from mlc_llm.record import record
 from mlc_llm.tokenizers import Tokenizer
+
+TEMPLATE_KEYS = {
+    DEFAULT: "tokenizer.chat_template",
+    TOOL_USE: f"tokenizer.chat_template.{TOOL_USE}",
+}
+"""The metadata keys of chat templates by their names."""
 
 
 @record()
@@ -90,12 +97,11 @@ class GGUFModel(UnchangedFiles):
         )
 
     def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
-        source = self.file.get_str("tokenizer.chat_template", None)
-        if source is None:
-            return None
+        texts = {name: self.file.get_str(key, None) for name, key in TEMPLATE_KEYS.items()}
         bos = _text(tokenizer, tokenizer.bos_token_id)
         eos = _text(tokenizer, self.file.get_int("tokenizer.ggml.eos_token_id", None))
-        return ChatTemplate(source, bos=bos, eos=eos)
+        sources = {name: text for name, text in texts.items() if text is not None}
+        return with_tool_use(sources, bos=bos, eos=eos)
 
 
 def _text(tokenizer: Tokenizer, token_id: int | None) -> str:

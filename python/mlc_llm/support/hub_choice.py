@@ -12,7 +12,7 @@ from mlc_llm.support.hub_address import PLAIN_NAME, Address
 
 CHAT_CONFIG = "mlc-chat-config.json"
 CONFIG = "config.json"
-FOLDER_CHOICE = 2
+FOLDER_CHOICE = 3
 """The number of the choice of a folder's files. One more where it takes more files than before: a
 download by an older choice may lack them."""
 _SETTINGS = frozenset(
@@ -33,6 +33,7 @@ _MODULES = "modules.json"
 _OF_MODULE = re.compile(r"[1-9]\d*_\w+/(?:config\.json|model\.safetensors)", re.ASCII)
 """What is read of the modules of sentence-transformers behind the model: pooling, and matrices.
 Number 0 is the model itself."""
+_TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 _ENDINGS = (".jinja", ".tiktoken")
 _USUAL = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
 _SHARD = re.compile(r"params_shard_\d+\.bin", re.ASCII)
@@ -75,7 +76,8 @@ def choose(names: Iterable[str], address: Address) -> Choice:
 def _folder(top: Sequence[str], plain: Sequence[str]) -> list[str]:
     """All of a folder of other weights."""
     modules = [_MODULES, *filter(_OF_MODULE.fullmatch, plain)] if _MODULES in top else []
-    return _texts(top, _TEXTS) + modules + _weights(top)
+    own = [_TOOL_TEMPLATE] if _TOOL_TEMPLATE in plain else []
+    return _texts(top, _TEXTS) + own + modules + _weights(top)
 
 
 def _texts(top: Sequence[str], wanted: Iterable[str]) -> list[str]:

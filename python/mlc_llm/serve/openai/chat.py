@@ -103,6 +103,7 @@ def rendered_chat(
     texts that are too long for `max_tokens` tokens. This is an estimate before they are tokenised:
     the ids may still be too many.
     """
+    template = _for_tools(template, tools)
     if template is None:
         raise UnsupportedModel("this model has no chat template; give it plain text instead")
     seen = None if images is None else GivenImages(free_mark(messages))
@@ -131,6 +132,17 @@ def rendered_chat(
 
 
 _END_CHARS = 256
+
+
+def _for_tools(
+    template: ChatTemplate | Conversation | None, tools: Sequence[GivenTool] | None
+) -> ChatTemplate | Conversation | None:
+    """See `for_tools`. Chats without tools load none of their forms."""
+    if not tools:
+        return template
+    from mlc_llm.serve.openai.tools.families import for_tools
+
+    return for_tools(template, tools)
 
 
 def _roles(template: ChatTemplate | Conversation) -> tuple[str, ...]:

@@ -14,7 +14,12 @@ from mlc_llm.serve.openai.chat import ChatPrompt, rendered_chat
 from mlc_llm.serve.openai.model import ChatModel
 from mlc_llm.serve.openai.tools.answer_reader import AnswerReader
 from mlc_llm.serve.openai.tools.answer_tags import TagRemover
-from mlc_llm.serve.openai.tools.families import answer_tags_of, think_tags_of, writes_channels
+from mlc_llm.serve.openai.tools.families import (
+    answer_tags_of,
+    for_tools,
+    think_tags_of,
+    writes_channels,
+)
 from mlc_llm.serve.openai.tools.family import Function
 from mlc_llm.serve.openai.tools.form_grammar import Thoughts, answer_grammar
 from mlc_llm.serve.openai.tools.harmony import message_rules
@@ -36,10 +41,11 @@ class ChatForm:
     def __init__(self, request: ChatCompletionRequest, model: ChatModel) -> None:
         self._request, self._model = request, model.named(request.model)
         self._functions = _functions(request)
-        self._family = call_family(model.template)
-        self._tags = think_tags_of(model.template)
-        self._answer_tags = answer_tags_of(model.template)
-        self._has_channels = writes_channels(model.template)
+        template = for_tools(model.template, request.usable_tools)
+        self._family = call_family(template)
+        self._tags = think_tags_of(template)
+        self._answer_tags = answer_tags_of(template)
+        self._has_channels = writes_channels(template)
         self._opening = Opening.BEFORE
 
     def engine_request(self, request_id: str, config: GenerationConfig) -> Request:
@@ -119,6 +125,7 @@ def request_prompt(
     Raises like `rendered_chat`, and `ContextLengthExceeded` for a prompt that leaves no room for an
     answer in `context` tokens.
     """
+    template = for_tools(template, request.usable_tools)
     variables = template_variables(
         template, request.chat_template_kwargs or {}, request.reasoning_effort
     )

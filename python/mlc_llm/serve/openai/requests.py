@@ -22,6 +22,7 @@ from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest, Completi
 from mlc_llm.serve.openai.chat import ChatPrompt
 from mlc_llm.serve.openai.chat_form import ChatForm, request_prompt
 from mlc_llm.serve.openai.model import ChatModel
+from mlc_llm.serve.openai.tools.families import for_tools
 from mlc_llm.serve.openai.tools.tool_schema import not_kept
 from mlc_llm.serve.openai.tools.variables import effort_has_effect
 from mlc_llm.serve.request import Request
@@ -80,7 +81,8 @@ def without_effect(
     """The known fields of a request that change nothing for a model of this template; and the
     keywords in the schemas of tools that calls are not held to."""
     effort = request.reasoning_effort
-    has_effect = effort is None or effort_has_effect(template, effort)
+    used = for_tools(template, request.usable_tools)
+    has_effect = effort is None or effort_has_effect(used, effort)
     found = [] if has_effect else ["reasoning_effort"]
     for i, tool in enumerate(request.tools or ()):
         if not tool.function.strict:

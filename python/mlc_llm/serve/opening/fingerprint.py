@@ -25,6 +25,7 @@ LIBRARIES = ("jinja2", "llguidance", "tokenizers")
 """What makes tokens of text, and says which are allowed."""
 TEXT_FILES = (
     "added_tokens.json",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",

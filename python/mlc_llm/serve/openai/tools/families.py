@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.protocol.conversation_protocol import Conversation
@@ -107,6 +108,16 @@ def family_of(template: Template | None) -> Family | None:
     text = source_of(template)
     fitting = (family for marks, family in RULES if all(mark in text for mark in marks))
     return next(fitting, None)
+
+
+def for_tools(template: Template | None, tools: Sequence[object] | None) -> Template | None:
+    """The template of a chat with these tools: the model's own one for tools, if it has one.
+
+    One whose calls have no known form is not taken: its tools would stand in texts, and the default
+    one has places for these.
+    """
+    other = template.tool_use if tools and isinstance(template, ChatTemplate) else None
+    return template if family_of(other) is None else other
 
 
 def think_tags_of(template: Template | None) -> ThinkTags | None:

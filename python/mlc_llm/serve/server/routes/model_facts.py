@@ -110,7 +110,8 @@ def _capabilities(model: ChatModel) -> list[str]:
         return ["embedding"]
     if not model.writes:
         return []
-    source = _template(model)
+    other = model.template.tool_use if isinstance(model.template, ChatTemplate) else None
+    source = _template(model) + ("" if other is None else other.source)
     known = {"tools": "tools", "enable_thinking": "thinking"}
     sees = ["vision"] if model.images else []
     return ["completion", *(name for word, name in known.items() if word in source), *sees]
