@@ -60,3 +60,32 @@ def test_the_template_knows_the_texts_of_tokens(place: str, token: object, tmp_p
     template = folder_template(tmp_path)
     assert template is not None
     assert (template.source, template.bos, template.eos) == (CHAT_TEMPLATE, "<bos>", "")
+
+
+def test_the_template_knows_all_tokens_with_a_name(tmp_path: Path) -> None:
+    config = {
+        "pad_token": "<pad>",
+        "unk_token": {"content": "<unk>"},
+        "sep_token": None,
+        "add_bos_token": True,
+        "extra_special_tokens": {"image_token": "<image>"},
+    }
+    names = ["pad_token", "unk_token", "sep_token", "cls_token", "image_token", "add_bos_token"]
+    source = "".join(f"[{{{{ {name} }}}}]" for name in names)
+    more = {"cls_token": "<cls>", "pad_token": "<other>"}
+    files = {"tokenizer_config.json": config, "special_tokens_map.json": more}
+    template = folder_template(write(tmp_path, {**files, "chat_template.jinja": source}))
+    assert template is not None
+    assert template.render([]) == "[<pad>][<unk>][][<cls>][<image>][]"
+    assert template.render([], variables={"pad_token": "given"}).startswith("[given]")
+    template.close()
+
+
+def test_the_messages_stand_above_a_token_of_their_name(tmp_path: Path) -> None:
+    config = {"extra_special_tokens": {"messages": "<m>", "tools": "<t>"}}
+    source = "{{ messages[0].content }}{{ tools }}"
+    files = {"tokenizer_config.json": config, "chat_template.jinja": source}
+    template = folder_template(write(tmp_path, files))
+    assert template is not None
+    assert template.render([{"role": "user", "content": "hi"}]) == "hiNone"
+    template.close()

@@ -15,6 +15,7 @@ from mlc_llm.errors import ModelFileError
 from mlc_llm.model_files.folder_texts import TOOL_TEMPLATE, folder_template
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
+from mlc_llm.testing.byte_tokenizer import CONTROL_TOKENS, END_OF_TEXT
 from mlc_llm.testing.tiny_model import write_tiny_model
 
 CONFIG, JINJA = "tokenizer_config.json", "chat_template.jinja"
@@ -66,6 +67,7 @@ def test_a_wrong_one_is_named(tmp_path: Path) -> None:
 
 def gguf(path: Path, **templates: str) -> GGUFModel:
     keys: dict[str, Any] = {KEY + name: text for name, text in templates.items()}
+    keys["tokenizer.ggml.padding_token_id"] = END_OF_TEXT
     return GGUFModel.open(write_tiny_model(path, kinds={"": "F32"}, shape=SHAPE, metadata=keys))
 
 
@@ -75,6 +77,7 @@ def test_a_gguf_file_may_have_both(tmp_path: Path) -> None:
     assert sources(template) == ("d", "t")
     assert template is not None and template.tool_use is not None
     assert template.tool_use.eos == template.eos != ""
+    assert template.tool_use.tokens["pad_token"] == CONTROL_TOKENS[0]
 
 
 def test_conversions_keep_both(tmp_path: Path) -> None:

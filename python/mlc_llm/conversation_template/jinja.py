@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mlc_llm.conversation_template.known import KNOWN
@@ -32,8 +33,8 @@ class ChatTemplate:
     """A chat template in Jinja, as Transformers reads it. Several threads may use it.
 
     `bos` and `eos` are the texts of these tokens. The template knows them as `bos_token` and
-    `eos_token`. `tool_use` is the model's other template, for chats with tools: whoever renders
-    chooses one of the two.
+    `eos_token`. `tokens` are the names and texts of others, such as `pad_token`. `tool_use` is the
+    model's other template, for chats with tools: whoever renders chooses one of the two.
 
     The template is not trusted: a process of its own renders it. This process is killed after
     `time_limit` seconds and started again when needed. A fork starts a new one. The templates in
@@ -46,6 +47,7 @@ class ChatTemplate:
         *,
         bos: str = "",
         eos: str = "",
+        tokens: Mapping[str, str] = MappingProxyType({}),
         tool_use: ChatTemplate | None = None,
         time_limit: float = TIME_LIMIT,
     ) -> None:
@@ -57,6 +59,7 @@ class ChatTemplate:
         self.source = source
         self.bos = bos
         self.eos = eos
+        self.tokens = tokens
         self.tool_use = tool_use
         self.time_limit = time_limit
         self._lock = threading.Lock()
@@ -80,6 +83,7 @@ class ChatTemplate:
         `ModelFileError` if the template has an error or exceeds a limit.
         """
         values = {
+            **self.tokens,
             **(variables or {}),
             "messages": list(messages),
             "tools": None if tools is None else list(tools),

@@ -36,18 +36,18 @@ def folder_template(folder: Path) -> ChatTemplate | None:
     sources = _sources(folder)
     if not sources:
         return None
-    named = FolderConfig.read(folder).named
-    return with_tool_use(sources, bos=named("bos_token") or "", eos=named("eos_token") or "")
+    return with_tool_use(sources, FolderConfig.read(folder).token_texts())
 
 
-def with_tool_use(sources: Mapping[str, str], *, bos: str, eos: str) -> ChatTemplate | None:
+def with_tool_use(sources: Mapping[str, str], tokens: Mapping[str, str]) -> ChatTemplate | None:
     """One template of texts with their names. Without a default one, that for tools is for all
-    chats. None: there is neither. Raises ModelFileError."""
+    chats. None: there is neither. tokens: role -> text. Raises ModelFileError."""
+    bos, eos = tokens.get("bos_token", ""), tokens.get("eos_token", "")
     text = sources.get(TOOL_USE)
-    other = None if text is None else ChatTemplate(text, bos=bos, eos=eos)
+    other = None if text is None else ChatTemplate(text, bos=bos, eos=eos, tokens=tokens)
     if DEFAULT not in sources:
         return other
-    return ChatTemplate(sources[DEFAULT], bos=bos, eos=eos, tool_use=other)
+    return ChatTemplate(sources[DEFAULT], bos=bos, eos=eos, tokens=tokens, tool_use=other)
 
 
 def token_ids(value: JsonValue | object) -> frozenset[int]:

@@ -28,6 +28,14 @@ TEMPLATE_KEYS = {
     TOOL_USE: f"tokenizer.chat_template.{TOOL_USE}",
 }
 """The metadata keys of chat templates by their names."""
+_TOKENS = {
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
+    "sep_token": "tokenizer.ggml.seperator_token_id",  # the format's own spelling
+    "cls_token": "tokenizer.ggml.cls_token_id",
+    "mask_token": "tokenizer.ggml.mask_token_id",
+}
 
 
 @record()
@@ -98,13 +106,12 @@ class GGUFModel(UnchangedFiles):
 
     def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
         texts = {name: self.file.get_str(key, None) for name, key in TEMPLATE_KEYS.items()}
-        bos = _text(tokenizer, tokenizer.bos_token_id)
-        eos = _text(tokenizer, self.file.get_int("tokenizer.ggml.eos_token_id", None))
         sources = {name: text for name, text in texts.items() if text is not None}
-        return with_tool_use(sources, bos=bos, eos=eos)
+        return with_tool_use(sources, self._token_texts(tokenizer))
 
-
-def _text(tokenizer: Tokenizer, token_id: int | None) -> str:
-    if token_id is None:
-        return ""
-    return next((text for text, one in tokenizer.special_tokens.items() if one == token_id), "")
+    def _token_texts(self, tokenizer: Tokenizer) -> dict[str, str]:
+        """What templates know of tokens: role -> text."""
+        ids = {name: self.file.get_int(key, None) for name, key in _TOKENS.items()}
+        ids["bos_token"] = tokenizer.bos_token_id
+        texts = {one: text for text, one in tokenizer.special_tokens.items()}
+        return {name: texts[one] for name, one in ids.items() if one in texts}

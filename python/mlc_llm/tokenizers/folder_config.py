@@ -69,6 +69,13 @@ class FolderConfig:
         """The text of a special token: `bos_token`, `eos_token`, `unk_token`, ..."""
         return name_of(self.values.get(role))
 
+    def token_texts(self) -> dict[str, str]:
+        """All special tokens that have a name: role -> text."""
+        more = self.values.get("extra_special_tokens")  # a list has no names
+        named = {name: one for name, one in self.values.items() if name.endswith("_token")}
+        given = {**named, **(more if isinstance(more, dict) else {})}
+        return {name: text for name, one in given.items() if (text := name_of(one)) is not None}
+
     def flag(self, name: str) -> bool | None:
         """A true or false value; None if there is none. Raises ModelFileError."""
         value = self.values.get(name)

@@ -219,7 +219,8 @@ def _rendered(
     if form.mark is not None:
         shown = with_parts(shown, form.mark, always=always)
     given = form.tools if by_template else ()
-    guard = Guard(form.tokenizer, avoid=[template.source, shown, given, form.variables])
+    avoid = [template.source, template.tokens, shown, given, form.variables]
+    guard = Guard(form.tokenizer, avoid=avoid)
     # Roles are known words, and templates compare them.
     safe = [{**guard.protected(message), "role": message["role"]} for message in shown]
     variables = guard.protected(form.variables)
