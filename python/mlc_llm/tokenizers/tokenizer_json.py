@@ -115,6 +115,7 @@ def _token_bytes(
     if "ByteLevel" in kinds:
         return partial(_byte_level_bytes, backend, texts)
     if "ByteFallback" in kinds or "Metaspace" in kinds:
+        texts |= _normalized(backend, added)
         return partial(_fallback_bytes, backend, texts)
     if "WordPiece" in kinds:
         return partial(_piece_bytes, backend, texts)
@@ -122,6 +123,13 @@ def _token_bytes(
         f"{folder / 'tokenizer.json'}: decoder {sorted(map(str, kinds))} is not supported; "
         "supported: ByteLevel, ByteFallback, Metaspace, WordPiece"
     )
+
+
+def _normalized(backend: hf.Tokenizer, added: list[AddedToken]) -> dict[int, bytes]:
+    """What the library decodes added tokens to that are no control tokens. If they are found in
+    the normalised text, the normaliser has changed them: a space may stand before them."""
+    found = ((one, backend.id_to_token(one.id)) for one in added if not one.is_special)
+    return {one.id: text.encode() for one, text in found if text is not None}
 
 
 def _byte_level_bytes(backend: hf.Tokenizer, added: dict[int, bytes], token_id: int) -> bytes:
