@@ -29,6 +29,7 @@ from mlc_llm.model_files.folder_texts import DEFAULT, TOOL_USE, folder_template
 from mlc_llm.model_files.gguf import TEMPLATE_KEYS
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.folder_config import MAX_BYTES, FolderConfig
+from mlc_llm.tokenizers.json_steps import of_class
 from mlc_llm.tokenizers.spm_model import BPE, read_model
 from mlc_llm.tokenizers.vocabulary import MAX_TOKENS, TokenKind, end_texts
 from mlc_llm.tokenizers.word_rules import RULES, WordRule
@@ -168,7 +169,7 @@ def _sentencepiece(
 def _byte_level(
     folder: Path, config: FolderConfig, vocab: int
 ) -> tuple[dict[str, RawEntry], Tokens]:
-    spec = read_json_object(folder / _JSON, MAX_BYTES)
+    spec = of_class(read_json_object(folder / _JSON, MAX_BYTES), config)
     stated = spec.get("model")
     model: Mapping[str, object] = stated if isinstance(stated, dict) else {}
     rule = _rule_name(folder, spec, model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from mlc_llm.json_file import read_json_object
 from mlc_llm.tokenizers.byte_level import BYTES
 from mlc_llm.tokenizers.folder_config import MAX_BYTES, AddedToken, FolderConfig, JsonObject
 from mlc_llm.tokenizers.frame import json_frame
+from mlc_llm.tokenizers.json_steps import items, never_adds, nodes, of_class
 from mlc_llm.tokenizers.parts import Backends, Parts, Strip
 from mlc_llm.tokenizers.sentencepiece import SPACE, byte_of
 from mlc_llm.tokenizers.vocabulary import end_texts
@@ -24,7 +25,7 @@ from mlc_llm.tokenizers.wordpiece import CONTINUES
 def parts_of_json(path: Path, config: FolderConfig) -> Parts:
     """Raises `UnsupportedModel`, or `ModelFileError`, which names the file."""
     folder = path.parent
-    spec = read_json_object(path, MAX_BYTES)
+    spec = of_class(read_json_object(path, MAX_BYTES), config)
     plain = _backend(folder, spec, encode_special=True)
     added = _added_tokens(folder, spec)
     special = {token.text: token.id for token in added if token.is_special}
@@ -66,7 +67,7 @@ def _backend(folder: Path, spec: JsonObject, *, encode_special: bool) -> hf.Toke
 
 def _added_tokens(folder: Path, spec: JsonObject) -> list[AddedToken]:
     found = []
-    for entry in _items(spec.get("added_tokens")):
+    for entry in items(spec.get("added_tokens")):
         one = entry if isinstance(entry, dict) else {}
         token_id, text = one.get("id"), one.get("content")
         if not isinstance(token_id, int) or not isinstance(text, str):
@@ -80,12 +81,11 @@ def _added_tokens(folder: Path, spec: JsonObject) -> list[AddedToken]:
 def _continued(folder: Path, spec: JsonObject, plain: hf.Tokenizer) -> hf.Tokenizer:
     """A tokenizer that adds no space before the first word of a text."""
     cutter = copy.deepcopy(spec.get("pre_tokenizer"))
-    first = [node for node in _nodes(cutter) if _adds_first_space(node)]
+    first = [node for node in nodes(cutter) if _adds_first_space(node)]
     if not first:
         return plain
     for node in first:
-        node["prepend_scheme"] = "never"
-        node.pop("add_prefix_space", None)
+        never_adds(node)
     return _backend(folder, {**spec, "pre_tokenizer": cutter}, encode_special=True)
 
 
@@ -93,25 +93,11 @@ def _adds_first_space(node: JsonObject) -> bool:
     return node.get("type") == "Metaspace" and node.get("prepend_scheme") == "first"
 
 
-def _nodes(node: object) -> Iterator[JsonObject]:
-    """A step of the tokenizer, and all steps inside it if it is a sequence."""
-    if isinstance(node, dict):
-        yield node
-        for key in ("pretokenizers", "decoders", "normalizers"):
-            for inner in _items(node.get(key)):
-                yield from _nodes(inner)
-
-
-def _items(value: object) -> list[object]:
-    """The items of a list; none if it is no list."""
-    return value if isinstance(value, list) else []
-
-
 def _token_bytes(
     folder: Path, spec: JsonObject, backend: hf.Tokenizer, added: list[AddedToken]
 ) -> Callable[[int], bytes]:
     texts = {token.id: token.text.encode() for token in added}
-    kinds = {node.get("type") for node in _nodes(spec.get("decoder"))}
+    kinds = {node.get("type") for node in nodes(spec.get("decoder"))}
     if "ByteLevel" in kinds:
         return partial(_byte_level_bytes, backend, texts)
     if "ByteFallback" in kinds or "Metaspace" in kinds:
@@ -169,7 +155,7 @@ def _adds(config: FolderConfig, backend: hf.Tokenizer, bos: int) -> bool:
 
 
 def _strips_leading_space(spec: JsonObject) -> bool:
-    for node in _nodes(spec.get("decoder")):
+    for node in nodes(spec.get("decoder")):
         if node.get("type") == "Strip" and node.get("content") == " " and node.get("start", 0):
             return True
         if node.get("type") == "WordPiece":
