@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 
 
@@ -14,8 +14,10 @@ class ControlFinder:
     into a table, so the time is linear in the text.
     """
 
-    def __init__(self, control: Mapping[str, int]) -> None:
+    def __init__(self, control: Mapping[str, int], words: Collection[int] = ()) -> None:
+        """words: ids of names that are only names where no word goes on before or behind them."""
         self._control = control
+        self._words = words
         self._lengths: dict[str, list[int]] = {}  # by first character, longest first
         for name in control:
             lengths = self._lengths.setdefault(name[:1], [])
@@ -28,7 +30,7 @@ class ControlFinder:
         self._first = re.compile(f"[{firsts}]") if firsts else None
 
     def find(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """(start, end, id) of each name, in order, without overlaps."""
+        """(start, end, id) of each name, in order, without overlaps; also of those in words."""
         position = 0
         while self._first is not None:
             candidate = self._first.search(text, position)
@@ -45,6 +47,8 @@ class ControlFinder:
         pieces: list[str | int] = []
         position = 0
         for start, end, token_id in self.find(text):
+            if token_id in self._words and _is_in_word(text, start, end):
+                continue
             if start > position:
                 pieces.append(text[position:start])
             pieces.append(token_id)
@@ -77,3 +81,8 @@ class ControlFinder:
             if text[start : start + length] in self._control:
                 return start + length
         return 0
+
+
+def _is_in_word(text: str, start: int, end: int) -> bool:
+    neighbours = text[max(0, start - 1) : start] + text[end : end + 1]
+    return re.search(r"\w", neighbours) is not None

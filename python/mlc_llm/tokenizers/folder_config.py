@@ -34,6 +34,8 @@ class AddedToken(NamedTuple):
     text: str
     is_special: bool
     strip: Strip
+    is_word: bool = False
+    """It is found in no longer word."""
 
 
 @record()

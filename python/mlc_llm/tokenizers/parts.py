@@ -132,6 +132,8 @@ class Parts:
     strips_leading_space: bool
     strips: dict[int, Strip] = field(default_factory=dict)
     """Id -> what it strips, for control tokens that remove white space."""
+    whole_words: frozenset[int] = frozenset()
+    """Ids of control tokens whose names are found in no longer word."""
     words: Words | None = None
     """Encodes short texts before the backends are made."""
     frame: Frame | None = None

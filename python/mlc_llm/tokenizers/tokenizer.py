@@ -60,7 +60,7 @@ class Tokenizer:
         self._parts = parts
         self._bytes: dict[int, bytes] = {}
         self._longest: int | None = None
-        self._control = ControlFinder(parts.special_tokens)
+        self._control = ControlFinder(parts.special_tokens, parts.whole_words)
         self.vocab_size = parts.vocab_size
         self.special_tokens = parts.special_tokens
         """Text of each control token -> its id."""

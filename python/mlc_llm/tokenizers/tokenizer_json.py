@@ -48,6 +48,7 @@ def parts_of_json(path: Path, config: FolderConfig) -> Parts:
         add_bos=bos is not None and _adds(config, plain, bos),
         frame=json_frame(spec.get("post_processor")),
         strips_leading_space=_strips_leading_space(spec),
+        whole_words=frozenset(one.id for one in added if one.is_special and one.is_word),
         strips={one.id: one.strip for one in added if one.is_special and any(one.strip)},
     )
 
@@ -74,7 +75,8 @@ def _added_tokens(folder: Path, spec: JsonObject) -> list[AddedToken]:
             wanted = "each of added_tokens should have an id and a content"
             raise ModelFileError(f"{folder / 'tokenizer.json'}: {wanted}")
         strip = Strip(bool(one.get("lstrip")), bool(one.get("rstrip")))
-        found.append(AddedToken(token_id, text, bool(one.get("special")), strip))
+        special, is_word = bool(one.get("special")), bool(one.get("single_word"))
+        found.append(AddedToken(token_id, text, special, strip, is_word))
     return found
 
 
