@@ -355,3 +355,13 @@ def test_a_known_template_needs_no_process() -> None:
     other.render(HELLO)
     assert other._worker is not None  # almost the known one, but not the very same
     other.close()
+
+
+def test_what_is_set_in_a_generation_ends_with_it() -> None:
+    template = ChatTemplate(
+        "{% set y = 'out' %}{% for m in messages %}{% generation %}{% set x, y = 'in', 'in' %}"
+        "{{ x }} {{ m.content }} {{ loop.index }}{% endgeneration %}{% endfor %} "
+        "{{ x is defined }} {{ y }}"
+    )
+    assert template.render(HELLO) == "in hello 1 False out"
+    template.close()

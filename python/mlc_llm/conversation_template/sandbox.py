@@ -71,13 +71,15 @@ class TooLong(Exception):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training. Here it changes nothing."""
+    """`{% generation %}` marks the assistant's words for training. Here it changes nothing, but
+    what is set inside is not known behind it."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 reads a plain set
 
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
 
 
 class _PlainNamespace(Namespace):
