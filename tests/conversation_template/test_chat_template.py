@@ -359,9 +359,10 @@ def test_a_known_template_needs_no_process() -> None:
 
 def test_what_is_set_in_a_generation_ends_with_it() -> None:
     template = ChatTemplate(
-        "{% set y = 'out' %}{% for m in messages %}{% generation %}{% set x, y = 'in', 'in' %}"
-        "{{ x }} {{ m.content }} {{ loop.index }}{% endgeneration %}{% endfor %} "
-        "{{ x is defined }} {{ y }}"
+        "{% set y = 'out' %}{% generation %}{% set x, y = 'in', 'in' %}{{ x }} {{ y }} "
+        "{% endgeneration %}{{ x is defined }} {{ y }}"
+        "{% for m in messages %}{% generation %} {{ m.content }} {{ loop.index }}"
+        "{% endgeneration %}{% endfor %}"
     )
-    assert template.render(HELLO) == "in hello 1 False out"
+    assert template.render(HELLO) == "in in False out hello 1"
     template.close()
