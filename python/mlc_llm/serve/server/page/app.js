@@ -5,7 +5,7 @@ import { MessageList } from "./messages.js";
 import { Pictures, sees } from "./pictures.js";
 import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
-import { isConversation, newConversation, readConversation, readSettings, titleOf, writeConversation, writeSettings } from "./store.js";
+import { isConversation, newConversation, readConversation, readSettings, renewed, titleOf, writeConversation, writeSettings } from "./store.js";
 import { Writer } from "./writer.js";
 
 const SAVE_MS = 2000;
@@ -21,7 +21,7 @@ let saved = 0;
 const question = byId("question");
 const scroller = byId("scroller");
 const list = new MessageList(byId("messages"), {
-  again: () => anew(conversation.messages.length - 1),
+  again: () => anew(),
   edit: (message, text) => edited(message, text),
   key: () => openSettings("key"),
 });
@@ -86,6 +86,7 @@ function contextWords() {
 function send() {
   const content = question.value.trim();
   if (writer.message || (!content && !pictures.waiting.length)) return;
+  reread();
   const taken = pictures.take();
   conversation.messages.push({ role: "user", content, ...(taken.length ? { pictures: taken } : {}) });
   question.value = "";
@@ -95,15 +96,19 @@ function send() {
 
 function edited(message, text) {
   if (writer.message) return say("Wait for the answer, or stop it.");
+  reread();
   const at = conversation.messages.indexOf(message);
+  if (at < 0) return show(); // another tab has replaced it
   conversation.messages.splice(at);
   conversation.messages.push({ ...message, content: text });
   write();
 }
 
-/** Write the answer at this place anew. */
-function anew(at) {
+/** Write the last answer anew. */
+function anew() {
   if (writer.message) return;
+  reread();
+  const at = conversation.messages.length - 1;
   conversation.messages.splice(conversation.messages[at].role === "assistant" ? at : at + 1);
   write();
 }
@@ -137,6 +142,7 @@ function ended(which, message) {
     which.updated = Date.now();
     keepThis(which);
   }
+  reread();
   const follow = isAtEnd();
   show();
   if (follow) toEnd();
@@ -155,7 +161,15 @@ function keepThis(one) {
   saved = Date.now();
   if (writeConversation(one)) {
     if (byId("banner").textContent === FULL) say("");
-  } else say(FULL);
+  } else {
+    one.updated = Date.now(); // newer than what is kept, which must not replace it
+    say(FULL);
+  }
+}
+
+/** Take over what other tabs have added, unless this tab is writing the conversation. */
+function reread() {
+  if (writer.conversation !== conversation) conversation = renewed(conversation);
 }
 
 // Models
@@ -260,8 +274,7 @@ function listen() {
   });
   addEventListener("storage", (event) => { // another tab
     if (!isConversation(event.key)) return;
-    const other = readConversation(conversation.id);
-    if (other && !writer.message && other.updated > conversation.updated) conversation = other;
+    reread();
     show();
   });
 }

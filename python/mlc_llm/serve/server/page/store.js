@@ -31,6 +31,16 @@ export function readConversation(id) {
   }
 }
 
+/** A conversation as it is kept now: another tab may have changed it. Messages that have not changed
+ * are the same objects, so that their elements stay. */
+export function renewed(conversation) {
+  const kept = readConversation(conversation.id);
+  if (!kept || kept.updated < conversation.updated) return conversation;
+  const old = conversation.messages.map((one) => JSON.stringify(message(one)));
+  const messages = kept.messages.map((one, i) => (JSON.stringify(one) === old[i] ? conversation.messages[i] : one));
+  return { ...kept, messages };
+}
+
 /** False if the browser has no room for it. */
 export function writeConversation(conversation) {
   return write(PREFIX + conversation.id, conversation);

@@ -1,0 +1,75 @@
+"""Two tabs with the same conversations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from page_tools import ask, send, until
+from server_harness import Running
+
+from conftest import open_page  # isort: skip
+
+pytestmark = pytest.mark.slow
+LONG = "A long text. " * 200
+WRITING = "document.querySelector('.answer')?.textContent.length > 10"
+
+
+@pytest.fixture
+def other(page: Any, context: Any, server: Running) -> Iterator[Any]:
+    """A second tab. A test fails if a script of it failed."""
+    made = context.new_page()
+    failures: list[str] = []
+    made.on("pageerror", lambda error: failures.append(str(error)))
+    open_page(made, server)
+    yield made
+    assert failures == []
+
+
+def open_conversation(page: Any, title: str) -> None:
+    page.click(f"#list .name:text-is('{title}')")
+    page.wait_for_selector(f"#title:text-is('{title}')")
+
+
+def shown(page: Any, count: int) -> None:
+    """Wait until the page shows so many messages."""
+    until(page, f"document.querySelectorAll('.message').length === {count}")
+
+
+def kept(page: Any) -> list[Any]:
+    """The conversations that the browser keeps."""
+    code = """() => Object.entries(localStorage)
+        .filter(([name]) => name.startsWith('mlc_llm.chat.')).map(([, text]) => text)"""
+    return [json.loads(one) for one in page.evaluate(code)]
+
+
+def test_turns_of_another_tab_stay(page: Any, other: Any) -> None:
+    ask(page, "first")
+    send(other, LONG)
+    until(other, WRITING)
+    open_conversation(other, "first")
+    shown(other, 2)
+    ask(page, "second")
+    shown(other, 4)
+    assert "in another conversation" in other.inner_text("#usage")  # the answer still grows
+    other.click("#stop")
+    other.wait_for_selector("#send")
+    ask(other, "third")
+    shown(page, 6)
+    (found,) = [one for one in kept(page) if one["title"] == "first"]
+    questions = [one["content"] for one in found["messages"] if one["role"] == "user"]
+    assert questions == ["first", "second", "third"]
+
+
+def test_what_another_tab_says_of_a_conversation_is_taken_over(page: Any, other: Any) -> None:
+    ask(page, "first")
+    open_conversation(other, "first")
+    page.click("#open-settings")
+    page.fill("#system", "Be short.")
+    page.keyboard.press("Escape")
+    until(other, "document.querySelectorAll('#list .name').length === 1")
+    ask(other, "second")
+    (found,) = kept(other)
+    assert found["system"] == "Be short." and len(found["messages"]) == 4
