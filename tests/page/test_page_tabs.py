@@ -73,3 +73,36 @@ def test_what_another_tab_says_of_a_conversation_is_taken_over(page: Any, other:
     ask(other, "second")
     (found,) = kept(other)
     assert found["system"] == "Be short." and len(found["messages"]) == 4
+
+
+def delete(page: Any) -> None:
+    """Delete the first conversation of the list."""
+    page.locator("#list .more").first.click()
+    page.click("role=menuitem[name='Delete']")
+    page.click("#ask-yes")
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_another_tab_deletes_stays_deleted(page: Any, other: Any, stays: bool) -> None:
+    send(page, LONG)
+    until(page, WRITING)
+    if not stays:
+        page.click("#new")
+    other.wait_for_selector("#list .name")
+    delete(other)
+    page.wait_for_selector("#send")  # it writes no more
+    until(page, "document.querySelectorAll('#list .name').length === 0")
+    assert page.is_visible("#welcome") and kept(page) == []
+    assert page.is_visible("text=deleted in another tab") is stays
+    page.reload()
+    page.wait_for_selector("#welcome:visible")
+    assert kept(page) == []
+
+
+def test_leaving_the_page_keeps_nothing_deleted(page: Any) -> None:
+    send(page, LONG)
+    until(page, WRITING)
+    page.evaluate("localStorage.clear()")  # as another tab does, before this one hears of it
+    page.reload()
+    page.wait_for_selector("#welcome:visible")
+    assert kept(page) == []

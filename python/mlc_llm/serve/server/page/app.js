@@ -3,13 +3,13 @@ import { models } from "./api.js";
 import { byId, make, placeIcons } from "./dom.js";
 import { MessageList } from "./messages.js";
 import { Pictures, sees } from "./pictures.js";
+import { isAtEnd, listenToScrolling, showEndButton, toEnd } from "./scrolling.js";
 import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
-import { isConversation, newConversation, readConversation, readSettings, renewed, titleOf, writeConversation, writeSettings } from "./store.js";
+import { isConversation, isOf, newConversation, readConversation, readSettings, renewed, titleOf, writeConversation, writeSettings } from "./store.js";
 import { Writer } from "./writer.js";
 
 const SAVE_MS = 2000;
-const NEAR_END = 60;
 const EXAMPLES = ["Explain in three sentences how a compiler works.", "Write a short poem about the sea in winter.", "What is the difference between a list and a tuple in Python?"];
 const FULL = "This browser has no room for the conversation. Delete or export others; until then it is lost when the page is closed.";
 
@@ -19,7 +19,6 @@ let painting = false;
 let saved = 0;
 
 const question = byId("question");
-const scroller = byId("scroller");
 const list = new MessageList(byId("messages"), {
   again: () => anew(),
   edit: (message, text) => edited(message, text),
@@ -125,7 +124,7 @@ function write() {
 }
 
 function grew() {
-  if (Date.now() - saved > SAVE_MS) keepThis(writer.conversation);
+  if (Date.now() - saved > SAVE_MS) keepAgain(writer.conversation);
   if (painting) return;
   painting = true;
   requestAnimationFrame(() => {
@@ -138,10 +137,8 @@ function grew() {
 }
 
 function ended(which, message) {
-  if (readConversation(which.id)) {
-    which.updated = Date.now();
-    keepThis(which);
-  }
+  which.updated = Date.now();
+  keepAgain(which);
   reread();
   const follow = isAtEnd();
   show();
@@ -167,9 +164,27 @@ function keepThis(one) {
   }
 }
 
+/** Keep a conversation, unless it was deleted while its answer was written. */
+function keepAgain(one) {
+  saved = Date.now();
+  if (readConversation(one.id)) keepThis(one);
+}
+
 /** Take over what other tabs have added, unless this tab is writing the conversation. */
 function reread() {
   if (writer.conversation !== conversation) conversation = renewed(conversation);
+}
+
+/** Another tab has changed, added or deleted a conversation. */
+function changedElsewhere(name) {
+  const isGone = (one) => isOf(name, one) && !readConversation(one.id);
+  if (writer.conversation && isGone(writer.conversation)) writer.stop();
+  if (conversation.messages.length && isGone(conversation)) {
+    open(null);
+    return say("This conversation was deleted in another tab.");
+  }
+  reread();
+  show();
 }
 
 // Models
@@ -223,19 +238,6 @@ function tell(words) {
   byId("live").textContent = words;
 }
 
-// Scrolling
-
-const isAtEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END;
-
-function toEnd() {
-  scroller.scrollTop = scroller.scrollHeight;
-  showEndButton();
-}
-
-function showEndButton() {
-  byId("to-end").hidden = isAtEnd();
-}
-
 /** Let the message field grow where the style cannot. */
 function fit() {
   if (CSS.supports("field-sizing", "content")) return;
@@ -247,7 +249,6 @@ function listen() {
   const finger = matchMedia("(pointer: coarse)");
   byId("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
   byId("stop").addEventListener("click", () => { writer.stop(); question.focus(); });
-  byId("to-end").addEventListener("click", toEnd);
   byId("open-settings").addEventListener("click", () => openSettings("system"));
   byId("settings").addEventListener("close", () => { if (!entries.length) loadModels(); });
   byId("model").addEventListener("change", () => {
@@ -266,17 +267,13 @@ function listen() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !document.querySelector("dialog[open]")) writer.stop();
   });
-  scroller.addEventListener("scroll", showEndButton, { passive: true });
+  listenToScrolling();
   addEventListener("beforeunload", () => writer.leave());
   addEventListener("pagehide", () => {
-    if (writer.conversation) keepThis(writer.conversation); // whoever reads it, finds it stopped
+    if (writer.conversation) keepAgain(writer.conversation); // whoever reads it, finds it stopped
     writer.stop();
   });
-  addEventListener("storage", (event) => { // another tab
-    if (!isConversation(event.key)) return;
-    reread();
-    show();
-  });
+  addEventListener("storage", (event) => isConversation(event.key) && changedElsewhere(event.key));
 }
 
 placeIcons();

@@ -50,7 +50,9 @@ export function removeConversation(id) {
   localStorage.removeItem(PREFIX + id);
 }
 
+/** What the name of a storage event is about. Null: everything was deleted. */
 export const isConversation = (name) => name === null || name.startsWith(PREFIX);
+export const isOf = (name, conversation) => name === null || name === PREFIX + conversation.id;
 
 export function readSettings() {
   try {
