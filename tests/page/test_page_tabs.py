@@ -106,3 +106,41 @@ def test_leaving_the_page_keeps_nothing_deleted(page: Any) -> None:
     page.reload()
     page.wait_for_selector("#welcome:visible")
     assert kept(page) == []
+
+
+def rename(page: Any, title: str) -> None:
+    """Give the first conversation of the list another name."""
+    page.locator("#list .more").first.click()
+    page.click("role=menuitem[name='Rename']")
+    page.fill("#ask-input", title)
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_name_given_while_the_answer_is_written_stays(
+    page: Any, other: Any, elsewhere: bool
+) -> None:
+    send(page, LONG)
+    until(page, WRITING)
+    page.click("#new")
+    other.wait_for_selector("#list .name")
+    chosen = other if elsewhere else page
+    rename(chosen, "Better")
+    chosen.keyboard.press("Enter")
+    page.wait_for_selector("#list .name:text-is('Better')")
+    page.click("#list .name")
+    page.click("#stop")
+    page.wait_for_selector("#send")
+    assert page.inner_text("#list .name") == "Better"
+    assert [one["title"] for one in kept(page)] == ["Better"]
+
+
+def test_what_is_deleted_takes_no_name(page: Any, other: Any) -> None:
+    ask(page, "first")
+    page.click("#new")
+    rename(page, "Better")
+    other.wait_for_selector("#list .name")
+    delete(other)
+    until(page, "document.querySelectorAll('#list .name').length === 0")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=deleted in another tab")
+    assert kept(page) == []

@@ -12,6 +12,7 @@ import { Writer } from "./writer.js";
 const SAVE_MS = 2000;
 const EXAMPLES = ["Explain in three sentences how a compiler works.", "Write a short poem about the sea in winter.", "What is the difference between a list and a tuple in Python?"];
 const FULL = "This browser has no room for the conversation. Delete or export others; until then it is lost when the page is closed.";
+const DELETED = "This conversation was deleted in another tab.";
 
 let conversation = newConversation(readSettings());
 let entries = [];
@@ -35,7 +36,9 @@ const sidebar = new Sidebar({
     if (found.length) open(readConversation(found[0].id));
   },
   renamed(id, title) {
-    const one = id === conversation.id ? conversation : readConversation(id);
+    const here = [conversation, writer.conversation].find((one) => one && one.id === id);
+    const one = here || readConversation(id);
+    if (!one) return say(DELETED);
     Object.assign(one, { title, named: true });
     keepThis(one);
     show();
@@ -179,12 +182,19 @@ function reread() {
 function changedElsewhere(name) {
   const isGone = (one) => isOf(name, one) && !readConversation(one.id);
   if (writer.conversation && isGone(writer.conversation)) writer.stop();
+  else if (writer.conversation && isOf(name, writer.conversation)) takeName(writer.conversation);
   if (conversation.messages.length && isGone(conversation)) {
     open(null);
-    return say("This conversation was deleted in another tab.");
+    return say(DELETED);
   }
   reread();
   show();
+}
+
+/** This tab writes the conversation, and would replace the name that another tab gave. */
+function takeName(one) {
+  const { title, named } = readConversation(one.id);
+  if (named) Object.assign(one, { title, named });
 }
 
 // Models
