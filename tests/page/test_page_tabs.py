@@ -144,3 +144,23 @@ def test_what_is_deleted_takes_no_name(page: Any, other: Any) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector("text=deleted in another tab")
     assert kept(page) == []
+
+
+def test_an_open_edit_field_stays_while_another_tab_writes(page: Any, other: Any) -> None:
+    ask(page, "first")
+    page.locator(".message.user").first.hover()
+    page.click("[aria-label='Edit this message']")
+    page.fill(".editor textarea", "half of it")
+    focused = "document.activeElement === document.querySelector('.editor textarea')"
+    ask(other, "another conversation")
+    until(page, "document.querySelectorAll('#list .name').length === 2")
+    assert page.evaluate(focused)
+    open_conversation(other, "first")
+    ask(other, "second")  # below the message that is edited
+    shown(page, 4)
+    assert page.evaluate(focused)
+    page.keyboard.press("Control+End")
+    page.keyboard.type(", and the rest")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".message.user .text:text-is('half of it, and the rest')")
+    shown(page, 2)

@@ -7,6 +7,7 @@ import { isAtEnd, listenToScrolling, showEndButton, toEnd } from "./scrolling.js
 import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { isConversation, isOf, newConversation, readConversation, readSettings, renewed, titleOf, writeConversation, writeSettings } from "./store.js";
+import { say, tell } from "./words.js";
 import { Writer } from "./writer.js";
 
 const SAVE_MS = 2000;
@@ -187,6 +188,7 @@ function changedElsewhere(name) {
     open(null);
     return say(DELETED);
   }
+  if (!isOf(name, conversation)) return sidebar.fill(conversation.id);
   reread();
   show();
 }
@@ -231,21 +233,6 @@ function trouble(error) {
 
 function openSettings(focus) {
   settings.open(conversation, entryOf(), focus);
-}
-
-// Words for people
-
-/** A line above the messages; an empty one removes it. */
-function say(words) {
-  const banner = byId("banner");
-  banner.hidden = !words;
-  banner.replaceChildren();
-  if (words) banner.append(make("div", { class: "trouble" }, make("p", {}, words)));
-}
-
-/** For screen readers alone. */
-function tell(words) {
-  byId("live").textContent = words;
 }
 
 /** Let the message field grow where the style cannot. */

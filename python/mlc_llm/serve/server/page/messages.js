@@ -22,7 +22,18 @@ export class MessageList {
       const view = kept && kept.key === key ? kept : { key, ...this.make(message, messages[i + 1], writing, last) };
       this.views.set(message, view);
     });
-    this.target.replaceChildren(...[...this.views.values()].map((view) => view.node));
+    this.place([...this.views.values()].map((view) => view.node));
+  }
+
+  /** Nodes that stay are not moved: what is moved loses the focus. */
+  place(nodes) {
+    const staying = new Set(nodes);
+    for (const node of [...this.target.childNodes]) if (!staying.has(node)) node.remove();
+    let next = this.target.firstChild;
+    for (const node of nodes) {
+      if (node === next) next = next.nextSibling;
+      else this.target.insertBefore(node, next);
+    }
   }
 
   /** Bring the text of a message that grows up to date. */
