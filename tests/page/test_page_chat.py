@@ -119,10 +119,13 @@ def test_what_the_server_gets(page: Any) -> None:
     page.fill("#set-seed", "3")
     page.fill("#set-top_p", "7")
     page.wait_for_selector("text=Should be a number from 0 to 1. Not used.")
+    page.fill("#set-top_k", "-1")
+    page.wait_for_selector("text=Should be a whole number from 0. Not used.")
     page.keyboard.press("Escape")
     ask(page, "second")
     assert [one["role"] for one in seen[1]["messages"]] == ["system", "user", "assistant", "user"]
     assert (seen[1]["temperature"], seen[1]["seed"], seen[1]["top_p"]) == (0.7, 3, 0.9)
+    assert "top_k" not in seen[1]
 
 
 def test_an_answer_is_written_anew_and_a_message_edited(page: Any) -> None:

@@ -5,7 +5,7 @@ import { readKey, readSettings, writeKey, writeSettings } from "./store.js";
 const NUMBERS = [
   { name: "temperature", label: "Temperature", least: 0, hint: "0: always the likeliest token" },
   { name: "top_p", label: "Top P", least: 0, most: 1 },
-  { name: "top_k", label: "Top K", least: -1, whole: true },
+  { name: "top_k", label: "Top K", least: 0, whole: true },
   { name: "min_p", label: "Min P", least: 0, most: 1 },
   { name: "repetition_penalty", label: "Repetition penalty", least: 0 },
   { name: "frequency_penalty", label: "Frequency penalty", least: -2, most: 2 },
