@@ -181,6 +181,32 @@ def test_a_full_browser_says_so(page: Any) -> None:
     page.wait_for_selector("#banner", state="hidden")
 
 
+BLOCK = """for (const name of ['localStorage', 'sessionStorage']) {
+    Object.defineProperty(window, name, { get() { throw new DOMException('no', 'SecurityError'); } });
+}"""
+
+
+def test_a_browser_that_keeps_nothing(context: Any, server: Running) -> None:
+    failures: list[str] = []
+    context.add_init_script(BLOCK)
+    page = context.new_page()
+    page.on("pageerror", lambda error: failures.append(str(error)))
+    open_page(page, server)
+    assert ask(page, "hello") == "hello"
+    page.wait_for_selector("text=This browser does not let the page keep anything")
+    page.click("#open-settings")
+    page.fill("#key", "sesame")
+    page.fill("#system", "Be short.")
+    page.keyboard.press("Escape")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "again")
+    assert asked.value.headers["authorization"] == "Bearer sesame"
+    assert asked.value.post_data_json["messages"][0]["content"] == "Be short."
+    page.click("#new")
+    page.wait_for_selector("#welcome:visible")
+    assert failures == []
+
+
 def test_code_is_copied(page: Any, context: Any) -> None:
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     ask(page, "```py\nprint(1)\n```")

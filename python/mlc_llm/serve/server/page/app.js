@@ -6,13 +6,14 @@ import { Pictures, sees } from "./pictures.js";
 import { isAtEnd, listenToScrolling, showEndButton, toEnd } from "./scrolling.js";
 import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
-import { isConversation, isOf, newConversation, readConversation, readSettings, renewed, titleOf, writeConversation, writeSettings } from "./store.js";
+import { canKeep, isConversation, isOf, newConversation, readConversation, readSettings, renewed, titleOf, writeConversation, writeSettings } from "./store.js";
 import { say, tell } from "./words.js";
 import { Writer } from "./writer.js";
 
 const SAVE_MS = 2000;
 const EXAMPLES = ["Explain in three sentences how a compiler works.", "Write a short poem about the sea in winter.", "What is the difference between a list and a tuple in Python?"];
 const FULL = "This browser has no room for the conversation. Delete or export others; until then it is lost when the page is closed.";
+const BLOCKED = "This browser does not let the page keep anything: the conversation is lost when the page is closed.";
 const DELETED = "This conversation was deleted in another tab.";
 
 let conversation = newConversation(readSettings());
@@ -164,7 +165,7 @@ function keepThis(one) {
     if (byId("banner").textContent === FULL) say("");
   } else {
     one.updated = Date.now(); // newer than what is kept, which must not replace it
-    say(FULL);
+    say(canKeep() ? FULL : BLOCKED);
   }
 }
 

@@ -1,4 +1,5 @@
 // What the browser keeps: conversations and settings in localStorage, the key in sessionStorage.
+// A browser may allow neither: then to touch them is an error, and the page works without.
 
 const PREFIX = "mlc_llm.chat.";
 const SETTINGS = "mlc_llm.settings";
@@ -14,13 +15,22 @@ export function newConversation(settings = {}) {
 
 /** All conversations that can be read, the newest first. */
 export function allConversations() {
-  const found = [];
-  for (let i = 0; i < localStorage.length; i++) {
-    const name = localStorage.key(i);
-    const read = name.startsWith(PREFIX) ? readConversation(name.slice(PREFIX.length)) : null;
-    if (read) found.push(read);
-  }
+  const ids = names().filter((name) => name.startsWith(PREFIX)).map((name) => name.slice(PREFIX.length));
+  const found = ids.map(readConversation).filter((one) => one !== null);
   return found.sort((a, b) => b.updated - a.updated);
+}
+
+function names() {
+  return canKeep() ? Array.from({ length: localStorage.length }, (_, i) => localStorage.key(i)) : [];
+}
+
+/** Whether the browser lets the page keep anything. */
+export function canKeep() {
+  try {
+    return Boolean(localStorage);
+  } catch {
+    return false;
+  }
 }
 
 export function readConversation(id) {
@@ -47,7 +57,7 @@ export function writeConversation(conversation) {
 }
 
 export function removeConversation(id) {
-  localStorage.removeItem(PREFIX + id);
+  if (canKeep()) localStorage.removeItem(PREFIX + id);
 }
 
 /** What the name of a storage event is about. Null: everything was deleted. */
@@ -63,8 +73,24 @@ export function readSettings() {
 }
 
 export const writeSettings = (settings) => write(SETTINGS, settings);
-export const readKey = () => sessionStorage.getItem(KEY) || "";
-export const writeKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
+
+let keyOfPage = ""; // for browsers that keep nothing
+
+export function readKey() {
+  try {
+    return sessionStorage.getItem(KEY) || "";
+  } catch {
+    return keyOfPage;
+  }
+}
+
+export function writeKey(key) {
+  keyOfPage = key;
+  try {
+    if (key) sessionStorage.setItem(KEY, key);
+    else sessionStorage.removeItem(KEY);
+  } catch { /* it lasts until the page is closed */ }
+}
 
 function write(name, value) {
   try {
