@@ -169,6 +169,21 @@ def test_export_and_import(page: Any, tmp_path: Path) -> None:
     assert page.locator("#list .name").count() == 3
 
 
+def test_an_import_takes_the_numbers_of_the_settings_alone(page: Any, tmp_path: Path) -> None:
+    file = tmp_path / "all.json"
+    numbers = {"temperature": 0.5, "n": 128, "stream": 0, "messages": 5, "top_p": "1", "top_k": -1}
+    one = {"id": "1", "messages": [], "numbers": numbers}
+    value = {"format": "mlc_llm.conversations", "version": 1, "conversations": [one]}
+    file.write_text(json.dumps(value))
+    page.set_input_files("#import-file", file)
+    page.wait_for_selector("text=1 imported.")
+    seen = script(page, [delta(content="fine"), ended(), DONE])
+    ask(page, "hello")
+    assert seen[0]["stream"] is True and len(seen[0]["messages"]) == 1
+    assert seen[0]["temperature"] == 0.5 and seen[0]["top_p"] == 0.9
+    assert not {"n", "top_k"} & {*seen[0]}
+
+
 def test_a_full_browser_says_so(page: Any) -> None:
     fill = """() => { let text = 'x'.repeat(1 << 20); let i = 0;
         while (text) { try { localStorage.setItem('filler' + i++, text); }
@@ -182,7 +197,8 @@ def test_a_full_browser_says_so(page: Any) -> None:
 
 
 BLOCK = """for (const name of ['localStorage', 'sessionStorage']) {
-    Object.defineProperty(window, name, { get() { throw new DOMException('no', 'SecurityError'); } });
+    const get = () => { throw new DOMException('not allowed', 'SecurityError'); };
+    Object.defineProperty(window, name, { get });
 }"""
 
 

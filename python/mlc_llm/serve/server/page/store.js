@@ -1,5 +1,6 @@
 // What the browser keeps: conversations and settings in localStorage, the key in sessionStorage.
 // A browser may allow neither: then to touch them is an error, and the page works without.
+import { known } from "./numbers.js";
 
 const PREFIX = "mlc_llm.chat.";
 const SETTINGS = "mlc_llm.settings";
@@ -10,7 +11,7 @@ const MAX_IMPORT = 64 << 20;
 
 export function newConversation(settings = {}) {
   const now = Date.now();
-  return { id: crypto.getRandomValues(new Uint32Array(4)).join(""), title: "", named: false, created: now, updated: now, model: null, system: settings.system || "", numbers: { ...settings.numbers }, messages: [] };
+  return { id: crypto.getRandomValues(new Uint32Array(4)).join(""), title: "", named: false, created: now, updated: now, model: null, system: settings.system || "", numbers: known(settings.numbers), messages: [] };
 }
 
 /** All conversations that can be read, the newest first. */
@@ -137,14 +138,13 @@ function checked(value) {
   if (!value || typeof value.id !== "string" || !Array.isArray(value.messages)) {
     throw new Error("The file has something that is no conversation.");
   }
-  const numbers = Object.entries(value.numbers || {}).filter(([, number]) => Number.isFinite(number));
   const clean = {
     ...newConversation(),
     id: value.id,
     named: value.named === true,
     system: text(value.system),
     model: text(value.model) || null,
-    numbers: Object.fromEntries(numbers),
+    numbers: known(value.numbers),
     messages: value.messages.map(message),
   };
   for (const name of ["created", "updated"]) if (Number.isFinite(value[name])) clean[name] = value[name];

@@ -1,6 +1,6 @@
 // Lets the model write one answer: sends the conversation, and puts what comes into a message.
 import { answer } from "./api.js";
-import { numbersToSend } from "./settings.js";
+import { numbersToSend } from "./numbers.js";
 
 const LEAVING_MS = 3000;
 
