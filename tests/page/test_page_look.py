@@ -13,6 +13,7 @@ from server_harness import Running
 from conftest import open_page  # isort: skip
 
 pytestmark = pytest.mark.slow
+NO_TEXT = '[{"role": "system", "content": [{"type": "image"}]}]'
 PHONE = {"viewport": {"width": 360, "height": 640}, "has_touch": True, "is_mobile": True}
 
 
@@ -162,11 +163,35 @@ def test_export_and_import(page: Any, tmp_path: Path) -> None:
     page.set_input_files("#import-file", saved)
     page.wait_for_selector("#title:has-text('Hi')")
     assert last_answer(page) == "Ho"
-    for text in ("{", "{}", '{"messages": [{"role": "king", "content": "a"}]}', "[3]"):
+    for i, content in enumerate(("", "Be short.", [{"type": "text", "text": "Be short."}])):
+        system, question = (
+            {"role": "system", "content": content},
+            {"role": "user", "content": f"Q{i}"},
+        )
+        saved.write_text(json.dumps([system, question, messages[1]]))
+        page.set_input_files("#import-file", saved)
+        page.wait_for_selector(f"#title:text-is('Q{i}')")
+        page.click("#open-settings")
+        assert page.input_value("#system") == ("Be short." if content else "")
+        page.keyboard.press("Escape")
+    for text in ("{", "{}", '{"messages": [{"role": "king", "content": "a"}]}', "[3]", NO_TEXT):
         saved.write_text(text)
         page.set_input_files("#import-file", saved)
         page.wait_for_selector("text=Nothing was imported.")
-    assert page.locator("#list .name").count() == 3
+    assert page.locator("#list .name").count() == 6
+
+
+def test_a_title_has_whole_letters(page: Any) -> None:
+    code = """async (content) => {
+        const { titleOf } = await import('/page/store.js');
+        return titleOf({ messages: [{ role: 'user', content }] });
+    }"""
+    family = "\N{MAN}\N{ZERO WIDTH JOINER}\N{WOMAN}\N{ZERO WIDTH JOINER}\N{GIRL}"
+    for letter in ("\N{GRINNING FACE}", family, "e\N{COMBINING ACUTE ACCENT}"):
+        assert page.evaluate(code, letter * 48) == letter * 48
+        assert page.evaluate(code, "x" * 47 + letter * 2) == "x" * 47 + letter + "…"
+    assert page.evaluate(code, "word " * 20) == "word " * 8 + "word…"
+    assert page.evaluate(code, "x" * 100_000) == "x" * 48 + "…"
 
 
 def test_an_import_takes_the_numbers_of_the_settings_alone(page: Any, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ const KEY = "mlc_llm.key";
 const FORMAT = "mlc_llm.conversations";
 const PICTURE = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
 const MAX_IMPORT = 64 << 20;
+const MAX_TITLE = 48;
 
 export function newConversation(settings = {}) {
   const now = Date.now();
@@ -126,11 +127,19 @@ export function imported(text) {
 }
 
 function ofMessages(messages) {
-  const first = messages[0];
-  const system = first && first.role === "system" ? String(first.content) : "";
-  const rest = system ? messages.slice(1) : messages;
+  const [first, ...others] = messages;
+  const isSystem = Boolean(first) && first.role === "system";
+  const system = isSystem ? textOf(first.content) : "";
+  const rest = isSystem ? others : messages;
   const made = { ...newConversation({ system }), messages: rest.map(message) };
   return { ...made, title: titleOf(made) };
+}
+
+/** The text of a system message, which may come in parts. Throws if it is none. */
+function textOf(content) {
+  const parts = Array.isArray(content) ? content.map((part) => part && part.text) : [content];
+  if (parts.every((part) => typeof part === "string")) return parts.join("\n");
+  throw new Error("The system message should be a text.");
 }
 
 /** A clean copy of a conversation. Throws if it is none. */
@@ -176,6 +185,13 @@ function stats(value) {
 export function titleOf(conversation) {
   const first = conversation.messages.find((one) => one.role === "user");
   const words = first ? first.content.trim().replace(/\s+/g, " ") : "";
-  if (words.length <= 48) return words;
-  return words.slice(0, 48).replace(/\s\S*$/, "") + "…";
+  const letters = lettersOf(words.slice(0, MAX_TITLE * 20));
+  if (letters.length <= MAX_TITLE) return letters.join("");
+  return letters.slice(0, MAX_TITLE).join("").replace(/\s\S*$/, "") + "…";
+}
+
+/** What a reader sees as one letter may be several characters: most emoji are. */
+function lettersOf(words) {
+  if (!Intl.Segmenter) return [...words];
+  return Array.from(new Intl.Segmenter().segment(words), (one) => one.segment);
 }
