@@ -95,6 +95,9 @@ def test_markdown(page: Any) -> None:
     code = markdown(page, "```python\nif a < b:\n    pass\n```\nend")
     assert "<span>python</span>" in code and "<code>if a &lt; b:\n    pass</code>" in code
     assert code.endswith("<p>end</p>")
+    tildes = markdown(page, "~~~~   c++ 20  \n```\n~~~~")
+    assert "<span>c++ 20</span>" in tildes and "<code>```</code>" in tildes
+    assert markdown(page, "```a`") == "<p>```a`</p>"
     open_code = markdown(page, "```\nnot closed **yet**")
     assert "<code>not closed **yet**</code>" in open_code
     nested = markdown(page, "1. a\n\n   ```py\n   x\n   ```\n2. b")
@@ -114,6 +117,8 @@ SLOW += [
     "http://" * 8000,
 ]
 SLOW += ["~~a " * 15000, "<" * 40000, "\n".join("  " * i + "- x" for i in range(400))]
+
+SLOW += ["```" + " " * 200000 + "`", "~" * 200000 + "`"]
 
 
 @pytest.mark.timing

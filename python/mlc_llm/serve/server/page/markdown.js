@@ -4,7 +4,8 @@ import { inline } from "./inline.js";
 import { copyText, make } from "./dom.js";
 
 const MAX_DEPTH = 10;
-const FENCE = /^ {0,3}(`{3,}|~{3,}) *([^`]*)$/;
+// No part may give back what the next one takes too: the time would grow with the square of the length.
+const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?: (.*))?$/;
 const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
 const QUOTE = /^ {0,3}> ?/;
