@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -66,8 +67,8 @@ class RequestStream(Generic[Item]):
         """Items that nobody has read yet. None means the end."""
         self.put: Callable[[Item], None] = self.queue.put_nowait
         """Give the reader one more item. Never waits."""
-        self._items: Iterator[Item] = iter(self._get, None)
         self._process = os.getpid()
+        self._items: Iterator[Item] = iter(partial(_get, self.queue, self._process), None)
         self._request_id = request_id
         self._abort = abort
         self._is_over = False
@@ -90,11 +91,6 @@ class RequestStream(Generic[Item]):
             if os.getpid() == self._process:
                 self._abort(self._request_id)
 
-    def _get(self) -> Item | None:
-        if os.getpid() != self._process:
-            raise forked(self._process)
-        return self.queue.get()
-
     def __iter__(self) -> Iterator[Item]:
         return self._items
 
@@ -108,6 +104,13 @@ class RequestStream(Generic[Item]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _get(items: queue.Queue[Item | None], process: int) -> Item | None:
+    """The next item. It is no method: a stream that nobody uses has to end at once."""
+    if os.getpid() != process:
+        raise forked(process)
+    return items.get()
 
 
 class QueueInC(queue.Queue[Item]):
