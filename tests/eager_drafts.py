@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import pytest
+
+from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.opening import open_engine
+from mlc_llm.serve.sync_engine import SyncMLCEngine
 
 
 class Always:
@@ -34,3 +40,21 @@ def draft_always(core: EngineCore, most: int, *, may_fail: bool = False) -> None
     """Without a drafter the core stays as it is. may_fail: a drafter that raises is expected."""
     if core._steps.speculator is not None:
         core._steps.speculator.lengths = Always(most, may_fail=may_fail)
+
+
+def opened(
+    model: str, config: EngineConfig, callback: Any = None
+) -> tuple[SyncMLCEngine, EngineCore]:
+    """An engine, and the core inside it. callback: see `request_stream_callback`."""
+    cores: list[EngineCore] = []
+
+    class Seen(EngineCore):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            cores.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(open_engine, "EngineCore", Seen)
+        engine = SyncMLCEngine(model, "cpu", engine_config=config, request_stream_callback=callback)
+    (core,) = cores
+    return engine, core

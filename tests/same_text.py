@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from eager_drafts import draft_always
+from eager_drafts import draft_always, opened
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import RequestStreamOutput, TokenData
-from mlc_llm.serve.opening import open_engine
-from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
 ANSWER = 64
@@ -43,21 +39,9 @@ class Opened:
     """An engine that answers in ids, and the core inside it."""
 
     def __init__(self, model: Path, kernels: str | None, **config: Any) -> None:
-        cores: list[EngineCore] = []
-
-        class Seen(EngineCore):
-            def __init__(self, *args: Any, **options: Any) -> None:
-                super().__init__(*args, **options)
-                cores.append(self)
-
         self.ids: dict[str, list[int]] = {}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(open_engine, "EngineCore", Seen)
-            self.engine = SyncMLCEngine(
-                str(model), "cpu", engine_config=EngineConfig(kernels=kernels, **config),
-                request_stream_callback=self._put,
-            )  # fmt: skip
-        (self.core,) = cores
+        whole = EngineConfig(kernels=kernels, **config)
+        self.engine, self.core = opened(str(model), whole, self._put)
         draft_always(self.core, 5)
 
     def _put(self, outputs: Sequence[RequestStreamOutput]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -60,7 +61,14 @@ def context(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def page(context: Any, server: Running) -> Iterator[Any]:
-    """The page of the echo server, ready. A test fails if a script of it failed."""
+    """The page of the echo server, ready."""
+    with opened_page(context, server) as made:
+        yield made
+
+
+@contextmanager
+def opened_page(context: Any, server: Running) -> Iterator[Any]:
+    """The page in a tab of its own, ready. A test fails if a script of it failed."""
     made = context.new_page()
     failures: list[str] = []
     made.on("pageerror", lambda error: failures.append(str(error)))

@@ -10,7 +10,7 @@ import pytest
 from page_tools import ask, send, until
 from server_harness import Running
 
-from conftest import open_page  # isort: skip
+from conftest import opened_page  # isort: skip
 
 pytestmark = pytest.mark.slow
 LONG = "A long text. " * 200
@@ -19,13 +19,9 @@ WRITING = "document.querySelector('.answer')?.textContent.length > 10"
 
 @pytest.fixture
 def other(page: Any, context: Any, server: Running) -> Iterator[Any]:
-    """A second tab. A test fails if a script of it failed."""
-    made = context.new_page()
-    failures: list[str] = []
-    made.on("pageerror", lambda error: failures.append(str(error)))
-    open_page(made, server)
-    yield made
-    assert failures == []
+    """A second tab."""
+    with opened_page(context, server) as made:
+        yield made
 
 
 def open_conversation(page: Any, title: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decoder_reference import ReferenceDecoder
-from eager_drafts import draft_always
+from eager_drafts import draft_always, opened
 from tiny_eagle import TinyEagle
 from tiny_heads import TinyMedusa
 
@@ -18,7 +18,6 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import limits
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.opening import open_engine
 from mlc_llm.serve.opening.bundle import open_model, open_models, parse_models
 from mlc_llm.serve.sync_engine import SyncMLCEngine
@@ -85,17 +84,7 @@ class Opened:
     """An engine and the core inside it."""
 
     def __init__(self, model: str, config: EngineConfig, *, is_eager: bool = True) -> None:
-        cores: list[EngineCore] = []
-
-        class Seen(EngineCore):
-            def __init__(self, *args: Any, **options: Any) -> None:
-                super().__init__(*args, **options)
-                cores.append(self)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(open_engine, "EngineCore", Seen)
-            self.engine = SyncMLCEngine(model, "cpu", engine_config=config)
-        (self.core,) = cores
+        self.engine, self.core = opened(model, config)
         if is_eager:
             draft_always(self.core, 5)
 

@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eager_drafts import draft_always
+from eager_drafts import draft_always, opened
 from tiny_eagle import TinyEagle
 
 from mlc_llm.errors import RequestError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.engine_core import EngineCore
-from mlc_llm.serve.opening import open_engine
-from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
@@ -28,19 +25,8 @@ class Opened:
     """An engine that drafts in every step it can, and the core inside it."""
 
     def __init__(self, model: Path, config: dict[str, Any]) -> None:
-        cores: list[EngineCore] = []
-
-        class Seen(EngineCore):
-            def __init__(self, *args: Any, **options: Any) -> None:
-                super().__init__(*args, **options)
-                cores.append(self)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(open_engine, "EngineCore", Seen)
-            self.engine = SyncMLCEngine(
-                str(model), "cpu", engine_config=EngineConfig(kernels="portable", **config)
-            )
-        (self.core,) = cores
+        whole = EngineConfig(kernels="portable", **config)
+        self.engine, self.core = opened(str(model), whole)
         draft_always(self.core, MOST)
 
     def texts(self) -> list[list[list[str]]]:

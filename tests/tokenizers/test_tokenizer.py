@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from json_tokenizers import LLAMA_DECODER
 from tokenizer_cases import sentencepiece_metadata
 
 from mlc_llm.errors import (
@@ -366,15 +367,7 @@ def test_a_folder_gives_the_same_ids(tmp_path: Path, byte_level: Tokenizer) -> N
 
 def test_a_sentencepiece_folder(tmp_path: Path, sentencepiece: Tokenizer) -> None:
     spec = json.loads(sentencepiece._parts.backends().recognising.to_str())
-    spec["decoder"] = {
-        "type": "Sequence",
-        "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-        ],
-    }
+    spec["decoder"] = LLAMA_DECODER
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
     other = Tokenizer(tmp_path / "tokenizer.json")
     segments: list[str | int] = ["hi there", 1, "hello", 2]
