@@ -90,6 +90,16 @@ def test_the_bounds_of_64_bits_are_moved_inside(form: Any) -> None:
     assert accepts(form({"type": "number", "minimum": -1e300, "maximum": 1e300}), "-0.5")
 
 
+@pytest.mark.parametrize("kind", ["number", ["number", "null"], "integer"])
+@pytest.mark.parametrize("power", [54, 60, 62])
+def test_large_bounds_are_not_passed(kind: Any, power: int) -> None:
+    """The library writes them with 17 digits."""
+    value = {"type": kind, "minimum": 0, "maximum": 2**power}
+    assert accepts(schema(value), str(2**power - 5000))
+    for beyond in (1, 2, 5, 24, 100, 200):
+        assert not accepts(schema(value), str(2**power + beyond))
+
+
 @pytest.mark.parametrize("form", [schema, embedded], ids=["schema", "in a grammar"])
 @pytest.mark.parametrize(
     ("value", "words"),

@@ -4,6 +4,8 @@ What would become another number is refused. Bounds become others that the libra
 each number which they allow is still one that the schema allows:
 
 * Bounds beyond 64 bits move inside. Near the least number the library ends the process.
+* Of numbers that need not be whole, the library writes a bound beyond 2^53 with 17 digits, which
+  may be a little outside. It becomes one whose digits are inside.
 * A bound that is excluded and whole becomes the next number: of 0 < x <= 0.5 the library allows 0.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import TypeAlias, TypeGuard
 
 from mlc_llm.errors import InvalidField
@@ -77,19 +80,28 @@ def _move(
     node: Schema, keys: tuple[str, str], inner: Callable[[float, float], float], sign: float
 ) -> None:
     """Move the bounds on one side; sign: towards what they allow."""
-    end = LEAST if sign > 0 else MOST
+    end, is_whole = LEAST if sign > 0 else MOST, node.get("type") == "integer"
     for key in keys:
         value = node.get(key)
         if _is_number(value):
-            node[key] = inner(value, end)
+            value = inner(value, end)
+            node[key] = value if is_whole or abs(value) <= LARGEST else _digits_inside(value, sign)
     bound, excluded = (node.get(key) for key in keys)
-    if node.get("type") == "integer" or not _is_number(excluded):
+    if is_whole or not _is_number(excluded):
         return
     if excluded * sign < 0 or excluded % 1 or abs(excluded) > 2**40:
         return
     beside = excluded + sign * max(LEAST_STEP, 4 * math.ulp(excluded))
     del node[keys[1]]
     node[keys[0]] = inner(bound, beside) if _is_number(bound) else beside
+
+
+def _digits_inside(value: float, sign: float) -> float:
+    """The next float64 whose shortest digits are not outside of the value."""
+    found = float(value)
+    while (Decimal(repr(found)) - Decimal(value)) * int(sign) < 0:
+        found = math.nextafter(found, sign * math.inf)
+    return found
 
 
 def _numbers(value: JsonValue) -> Iterator[float]:
