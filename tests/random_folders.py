@@ -19,6 +19,7 @@ from tiny_folders import tokenizer_files
 from mlc_llm.models.registry import architecture_of, read_config
 from mlc_llm.models.tensor_names import (
     Either,
+    HeadRows,
     MinusExp,
     Origin,
     PlusOne,
@@ -115,7 +116,9 @@ def folder_sizes(config: Mapping[str, Any]) -> Sizes:
         layer = re.match(r"blk\.(\d+)\.", name)
         number = layer[1] if layer else ""
         origin = origins[name.replace(f"blk.{number}.", "blk.{i}.") if layer else name]
-        if isinstance(origin, Rows):
+        if isinstance(origin, HeadRows):
+            _add(found, origin.of, (origin.parts * shape[0], *shape[1:]), number)
+        elif isinstance(origin, Rows):
             rows = sum(wanted[part.format(i=number)][0] for part in origin.parts)
             _add(found, origin.of, (rows, *shape[1:]), number)
         else:

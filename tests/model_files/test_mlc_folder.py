@@ -14,7 +14,7 @@ import pytest
 from conversion_tools import convert, tiny_gguf
 
 from mlc_llm.compiler.jit import prepare
-from mlc_llm.errors import MLCError, ModelFileError, UnsupportedModel
+from mlc_llm.errors import MLCError, ModelFileError
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.mlc import MLCModel, config_json
 from mlc_llm.model_files.row_pieces import Rows, pieces
@@ -244,25 +244,6 @@ def test_the_window_of_a_gemma(window: dict[str, Any]) -> None:
     spec = read_config(config_json(Path("x"), chat))
     assert spec.attention_layers[0].window == 512
     assert spec.ropes[0].linear == 1.0
-
-
-@pytest.mark.parametrize(
-    ("architecture", "name"),
-    [("phi3", "transformer.embd.weight"), ("starcoder2", "model.layers.0.attn.wqkv_pack.weight")],
-)
-def test_other_names_are_refused(architecture: str, name: str, tmp_path: Path) -> None:
-    convert(tiny_gguf(tmp_path / "m.gguf"), "q0f16", tmp_path / "out")
-    index = json.loads((tmp_path / "out" / "tensor-cache.json").read_text())
-    first(index)["name"] = name
-    (tmp_path / "out" / "tensor-cache.json").write_text(json.dumps(index))
-    path = tmp_path / "out" / "mlc-chat-config.json"
-    config = json.loads(path.read_text())
-    model = config["model_config"]
-    model |= {"architectures": None, "model_type": architecture, "norm_epsilon": 1e-5}
-    model["hidden_act"] = "silu" if architecture == "phi3" else "gelu_pytorch_tanh"
-    path.write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModel, match=f"own names of parameters in {architecture}"):
-        MLCModel.open(tmp_path / "out")
 
 
 def test_a_gemma_by_the_name_of_mlc_llm() -> None:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from mlc_llm.conversion.shards import ShardWriter
 from mlc_llm.errors import ModelFileError
 from mlc_llm.loader.tensor import Tensor
-from mlc_llm.model_files.mlc_names import mlc_names
+from mlc_llm.model_files.mlc import TABLES
+from mlc_llm.model_files.mlc_names import HEADED, mlc_names
 from mlc_llm.model_files.row_pieces import Rows, expert_pieces, weighed_pieces
 from mlc_llm.models.vectors import LAST_NORM
 from mlc_llm.models.weight_plan import WeightPlan
@@ -22,7 +23,7 @@ from mlc_llm.quantization.names import changes
 from mlc_llm.record import record
 
 Array = npt.NDArray[np.generic]
-_EMBEDDING = "token_embd.weight"
+_EMBEDDING, _HEAD, _HEAD_NAME = "token_embd.weight", "output.weight", "lm_head.weight"
 
 
 @record()
@@ -94,6 +95,10 @@ def mlc_params(
         parts = tuple(Rows(tensors[sources[one].tensor], sources[one]) for one in joined)
         one = _param(name, joined[0], parts, scheme)
         params.append(replace(one, importance=importance.get(joined[0])))
+    if plan.spec.tied_head and plan.spec.architecture in HEADED:
+        source = sources[_EMBEDDING]
+        parts = (Rows(tensors[source.tensor], source),)
+        params.append(_param(_HEAD_NAME, _HEAD, parts, scheme))
     return params
 
 
@@ -102,7 +107,7 @@ def _param(name: str, tensor: str, parts: tuple[Rows, ...], scheme: Scheme) -> P
     quantized = bool(scheme.bits) and axes > 1 and changes(scheme.name, tensor)
     if "shortconv.conv" in tensor:
         quantized = False
-    layout = scheme.transposed and axes == 2 and tensor != _EMBEDDING
+    layout = scheme.transposed and axes == 2 and tensor not in TABLES
     return Param(name, parts, quantized, quantized and layout)
 
 

@@ -13,7 +13,7 @@ from mlc_llm.loader.huggingface import state_of
 from mlc_llm.loader.mlc_shards import MLCParam, MLCShards
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.folder_texts import folder_template, token_ids
-from mlc_llm.model_files.mlc_names import mlc_names
+from mlc_llm.model_files.mlc_names import names_in
 from mlc_llm.model_files.mlc_views import KINDS, GroupsView, NumbersView, WordsView
 from mlc_llm.model_files.packed_views import AwqView
 from mlc_llm.model_files.pooling import folder_pooling
@@ -29,7 +29,9 @@ from mlc_llm.tokenizers import Tokenizer
 
 CHAT_CONFIG = "mlc-chat-config.json"
 MAX_JSON_BYTES = 16 << 20
-EMBEDDING = "token_embd.weight"
+POSITIONS = "position_embd.weight"
+TABLES = "token_embd.weight", POSITIONS
+"""Rows that tokens and places look up: no other layout, and the latter are read as numbers."""
 _OLD_NAMES = {
     "position_embedding_base": "rope_theta",
     "context_window_size": "max_position_embeddings",
@@ -40,8 +42,14 @@ _LEFT_OVER = "sliding_window", "sliding_window_pattern", "layer_types", "max_pos
 """Fields of a config.json that MLC LLM may keep in `kwargs`."""
 _MISTRAL_CONTEXT = 32_768
 """Of the Mistral with a window, for which MLC LLM knows no longest text."""
-_OTHER_NAMES = {"phi3": "transformer.embd.", "starcoder2": ".wqkv_pack."}
-"""What some names of parameters have in MLC LLM's own folders that `mlc_names` does not know."""
+_OWN_OLD_NAMES = {
+    "gpt2": {"context_window_size": "n_positions"},
+    "gpt_neox": {"position_embedding_base": "rotary_emb_base"},
+}
+"""The same, where Transformers has other names for one model type."""
+_UNSAID = {"gpt2": ("activation_function", "gelu_new"), "gpt_neox": ("hidden_act", "gelu")}
+"""Fields that MLC LLM's models do not say; those of all other model types: `hidden_act`, "silu"."""
+HEAD = "lm_head."
 Shape = tuple[int, ...]
 
 
@@ -62,9 +70,11 @@ class MLCModel(UnchangedFiles):
         config = (path / CHAT_CONFIG, state_of(path / CHAT_CONFIG))
         chat = read_json_object(path / CHAT_CONFIG, MAX_JSON_BYTES)
         scheme = _scheme(path / CHAT_CONFIG, str(chat.get("quantization")))
-        spec = read_config(config_json(path / CHAT_CONFIG, chat))
+        stated = config_json(path / CHAT_CONFIG, chat)
         shards = MLCShards.open(path)
-        _refuse_other_names(spec.architecture, shards)
+        if any(name.startswith(HEAD) for name in shards.params):  # the config may not say it
+            stated["tie_word_embeddings"] = False
+        spec = read_config(stated)
         tensors = _Tensors(spec.architecture, wanted_tensors(spec), scheme, shards).named()
         opened = (config, *shards.opened)
         return cls(shards, opened, chat, scheme, plan_weights(spec, tensors), tensors)
@@ -114,13 +124,6 @@ def _scheme(path: Path, name: str) -> Scheme:
     raise UnsupportedModel(f"{path}: quantization = {name!r} is a type of GGUF files")
 
 
-def _refuse_other_names(architecture: str, shards: MLCShards) -> None:
-    """Raises UnsupportedModel."""
-    part = _OTHER_NAMES.get(architecture)
-    if part is not None and any(part in name for name in shards.params):
-        raise UnsupportedModel(f"MLC LLM has its own names of parameters in {architecture} models")
-
-
 def config_json(path: Path, chat: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """`model_config` with the names of a config.json. path: of the file, for errors."""
     stated = chat.get("model_config")
@@ -131,7 +134,7 @@ def config_json(path: Path, chat: Mapping[str, JsonValue]) -> dict[str, JsonValu
     config.setdefault("model_type", chat.get("model_type"))
     if config["model_type"] == "gemma3":  # as MLC LLM calls it
         config["model_type"] = "gemma3_text"
-    config.setdefault("hidden_act", "silu")  # MLC LLM's models do not say it
+    config.setdefault(*_UNSAID.get(str(config["model_type"]), ("hidden_act", "silu")))
     if not config.get("rope_scaling"):  # MLC LLM writes 0 for none
         config.pop("rope_scaling", None)
     _rename(config)
@@ -146,7 +149,8 @@ def _rename(config: dict[str, JsonValue]) -> None:
         if config.get("sliding_window_size") is not None:  # -1 says that there is none
             unset = [name for name in unset if name != "sliding_window"]
         config.update({name: rest[name] for name in unset if name in rest})
-    for old, name in _OLD_NAMES.items():
+    own = _OWN_OLD_NAMES.get(str(config["model_type"]), {})
+    for old, name in {**_OLD_NAMES, **own}.items():
         stated = config.get(old)
         if config.get(name) is None and stated not in (None, -1):
             config[name] = stated
@@ -164,7 +168,7 @@ class _Tensors:
         self, architecture: str, wanted: Mapping[str, Shape], scheme: Scheme, shards: MLCShards
     ) -> None:
         self._wanted, self._scheme, self._shards = wanted, scheme, shards
-        self._names = mlc_names(architecture, wanted)
+        self._names = names_in(architecture, wanted, shards.params)
         self._used: set[str] = set()
 
     def named(self) -> dict[str, Tensor]:
@@ -204,7 +208,7 @@ class _Tensors:
         names = f"{stem}.q_weight", f"{stem}.q_scale"
         if not scheme.bits or names[1] not in params:
             raise ModelFileError(f"{names[0]} has no place in {scheme.name}, or no scales")
-        turned = scheme.transposed and len(shape) == 2 and part != EMBEDDING
+        turned = scheme.transposed and len(shape) == 2 and part not in TABLES
         groups, words = scheme.sizes(shape[-1])
         for name, count, dtype in zip(
             names, (words, groups), ("uint32", scheme.dtype), strict=True
@@ -215,7 +219,8 @@ class _Tensors:
             if param.dtype not in (dtype, "bfloat16" if dtype == "float32" else dtype):
                 raise ModelFileError(f"parameter {name} is {param.dtype}; it should be {dtype}")
         one, two = (params[name] for name in names)
-        return GroupsView(scheme, one, two, self._wanted[part], start, transposed=turned)
+        rows, plain = self._wanted[part], part == POSITIONS
+        return GroupsView(scheme, one, two, rows, start, transposed=turned, plain=plain)
 
     def _awq(self, stem: str, part: str, shape: Shape, start: int) -> Tensor:
         if self._scheme is not AWQ or len(shape) != 2:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.registry import ENCODERS, ROWS
 from mlc_llm.models.tensor_names import Either, FolderNames, Origin, Stacked
 
+Names: TypeAlias = dict[str, list[str]]
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _JOINED = (
     (r"\.(gate|up)_proj\.(weight|bias)$", r".gate_up_proj.\2"),
@@ -25,8 +26,11 @@ _JOINED = (
     (r"\.block_sparse_moe\.gate\.weight$", ".moe.gate.weight"),
 )
 """Patterns in names of Transformers, and what MLC LLM writes instead, in this order."""
-_UNLIKE = ("gptneox", "gpt-oss")
+_UNLIKE = ("gpt-oss",)
 """Architectures whose matrices MLC LLM joins in an order of its own."""
+HEADED = ("gpt2", "starcoder2")
+"""Architectures whose folders have a head, which is the embedding once more where a model has none
+of its own."""
 
 
 class _Ways(NamedTuple):
@@ -35,29 +39,60 @@ class _Ways(NamedTuple):
     qkv: str | None = "qkv_proj"
     """The joined matrix; None: it stays three."""
     prefix: str = ""
+    others: tuple[tuple[str, str], ...] = ()
+    """Patterns in names of Transformers, and what stands instead, in this order."""
 
 
+_PHI3 = (
+    (r"^model\.embed_tokens\.", "transformer.embd."),
+    (r"^model\.layers\.", "transformer.h."),
+    (r"^model\.norm\.", "transformer.norm."),
+    (r"\.input_layernorm\.", ".ln."),
+    (r"\.self_attn\.o_proj\.", ".mixer.out_proj."),
+    (r"\.self_attn\.", ".mixer."),
+)
 _WAYS = {
     "qwen2": _Ways("c_attn"),
     "qwen3": _Ways("c_attn"),
     "qwen3moe": _Ways("c_attn"),
     "gemma3": _Ways(None, "language_model."),
+    "phi3": _Ways(others=_PHI3),
+    "starcoder2": _Ways("wqkv_pack"),
 }
+_EARLIER = ("phi3", "starcoder2")
+"""Architectures whose folders were once written here with the names of all others."""
 
 
-def mlc_names(architecture: str, tensors: Iterable[str]) -> dict[str, list[str]]:
+def names_in(architecture: str, tensors: Iterable[str], params: Iterable[str]) -> Names:
+    """`mlc_names` of a folder with these parameters."""
+    wanted = list(tensors)
+    names = mlc_names(architecture, wanted)
+    if architecture in _EARLIER:
+        earlier = mlc_names(architecture, wanted, _Ways())
+        if _stems(params) & (_stems(earlier) - _stems(names)):
+            return earlier
+    return names
+
+
+def _stems(names: Iterable[str]) -> set[str]:
+    """Names without what they end with, which differs where weights are quantised."""
+    return {name.rpartition(".")[0] for name in names}
+
+
+def mlc_names(architecture: str, tensors: Iterable[str], ways: _Ways | None = None) -> Names:
     """MLC LLM's name of each parameter -> GGUF's names of the tensors that it joins, in order.
 
-    architecture: GGUF's name of it. Raises UnsupportedModel.
+    architecture: GGUF's name of it. ways: other ones than its own. Raises UnsupportedModel.
     """
     if architecture in _UNLIKE:
         raise UnsupportedModel(f"MLC LLM has its own order of weights in {architecture} models")
     if architecture in {row.gguf for row in ENCODERS}:
         raise UnsupportedModel(f"folders of MLC LLM have no encoders such as {architecture}")
-    wanted, found = list(tensors), dict[str, list[str]]()
+    wanted, found = list(tensors), Names()
     names = _names_with(architecture, wanted)
+    way = _WAYS.get(architecture, _Ways()) if ways is None else ways
     for tensor in wanted:
-        found.setdefault(_name(architecture, names, tensor), []).append(tensor)
+        found.setdefault(_name(way, names, tensor), []).append(tensor)
     return found
 
 
@@ -68,15 +103,14 @@ def _names_with(architecture: str, tensors: Sequence[str]) -> FolderNames:
     return next((one for one in tables if patterns <= one.origins.keys()), tables[0])
 
 
-def _name(architecture: str, names: FolderNames, tensor: str) -> str:
+def _name(way: _Ways, names: FolderNames, tensor: str) -> str:
     layer, pattern = _LAYER.match(tensor), _LAYER.sub("blk.{i}.", tensor)
     if pattern not in names.origins:
         raise UnsupportedModel(f"MLC LLM has no name for the tensor {tensor}")
-    way = _WAYS.get(architecture, _Ways())
     name = _folder_name(names.origins[pattern])
     if way.qkv is not None:
         name = re.sub(r"\.[qkv]_proj\.(weight|bias)$", rf".{way.qkv}.\1", name)
-    for old, new in _JOINED:
+    for old, new in (*_JOINED, *way.others):
         name = re.sub(old, new, name)
     return way.prefix + name.replace("{i}", "" if layer is None else layer[1])
 

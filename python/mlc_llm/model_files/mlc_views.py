@@ -100,6 +100,8 @@ class GroupsView:
     index: int | None = None
     transposed: bool = False
     """The parameters have the layout KN."""
+    plain: bool = False
+    """It is dequantised, whatever it is made of."""
 
     @property
     def name(self) -> str:
@@ -108,7 +110,8 @@ class GroupsView:
     @cached_property
     def kind(self) -> str:
         """Blocks of groups; what is not made of such blocks is dequantised."""
-        whole = self.scheme.group_size is not None and self.shape[-1] % self.scheme.group_size == 0
+        size = self.scheme.group_size
+        whole = not self.plain and size is not None and self.shape[-1] % size == 0
         return GROUP_KINDS[self.scales.dtype] if whole and self.scheme.bits == 4 else "F32"
 
     @property
