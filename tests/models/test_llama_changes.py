@@ -38,6 +38,12 @@ BIASES = {
     "attn_q.bias": (HEADS * DIM,), "attn_k.bias": (KV_HEADS * DIM,),
     "attn_v.bias": (KV_HEADS * DIM,),
 }  # fmt: skip
+MORE_BIASES = {
+    "attn_output.bias": (HIDDEN,), "ffn_gate.bias": (WIDE,), "ffn_up.bias": (WIDE,),
+    "ffn_down.bias": (HIDDEN,),
+}  # fmt: skip
+HEAD_NORMS = {"attn_q_norm.weight": (DIM,), "attn_k_norm.weight": (DIM,)}
+SECTIONS = {"rope.dimension_sections": [4, 2, 2, 0]}
 POST_NORMS = {"post_attention_norm.weight": (HIDDEN,), "post_ffw_norm.weight": (HIDDEN,)}
 OLMO_LAYER = {
     **{name: shape for name, shape in LAYER.items() if "norm" not in name}, **POST_NORMS,
@@ -76,6 +82,14 @@ def of_gguf(name: str, metadata: dict[str, Any], layer: dict[str, tuple[int, ...
 
 def of_config(kind: str, **changes: Any) -> ModelSpec:
     return read_config({**SIZES, "architectures": [f"{kind}ForCausalLM"], **changes})
+
+
+def of_qwen_with_images(kind: str, **more: Any) -> ModelSpec:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    own = {name: one for name, one in SIZES.items() if not name.startswith(("rope", "tie"))}
+    inner = {**own, "rope_parameters": rope, "tie_word_embeddings": True}
+    names = {"architectures": [f"{kind}ForConditionalGeneration"]}
+    return read_config({**names, "text_config": inner, "vision_config": {}, **more})
 
 
 def windows(spec: ModelSpec) -> list[int | None]:
@@ -124,7 +138,24 @@ SAME: dict[str, tuple[Callable[[], ModelSpec], Callable[[], ModelSpec]]] = {
             residual_multiplier=0.25, logits_scaling=8,
         ),
     ),
+    "arcee": (
+        lambda: of_gguf("arcee", {}, {n: s for n, s in LAYER.items() if "gate" not in n}),
+        lambda: of_config("Arcee", hidden_act="relu2"),
+    ),
+    "ernie 4.5": (lambda: of_gguf("ernie4_5", {}, LAYER), lambda: of_config("Ernie4_5")),
+    "ernie 4.5 with biases": (
+        lambda: of_gguf("ernie4_5", {}, LAYER | BIASES | MORE_BIASES),
+        lambda: of_config("Ernie4_5", use_bias=True),
+    ),
     "qwen 2": (lambda: of_gguf("qwen2", {}, LAYER | BIASES), lambda: of_config("Qwen2")),
+    "qwen 2.5-vl": (
+        lambda: of_gguf("qwen2vl", SECTIONS, LAYER | BIASES),
+        lambda: of_qwen_with_images("Qwen2_5_VL"),
+    ),
+    "qwen 3-vl": (
+        lambda: of_gguf("qwen3vl", SECTIONS, LAYER | HEAD_NORMS),
+        lambda: of_qwen_with_images("Qwen3VL"),
+    ),
     "seed-oss": (
         lambda: of_gguf(
             "seed_oss",
@@ -132,6 +163,10 @@ SAME: dict[str, tuple[Callable[[], ModelSpec], Callable[[], ModelSpec]]] = {
             {n.replace("ffn_norm", "post_attention_norm"): s for n, s in LAYER.items()} | BIASES,
         ),
         lambda: of_config("SeedOss"),
+    ),
+    "gemma": (
+        lambda: of_gguf("gemma", {}, LAYER),
+        lambda: of_config("Gemma", hidden_act="gelu"),
     ),
     "gemma 2": (
         lambda: of_gguf("gemma2", WINDOWS, LAYER | POST_NORMS),
@@ -174,6 +209,18 @@ def test_a_model_that_reads_images_is_its_language_model() -> None:
     assert read_config(wrapped) == of_config("Gemma3", **GEMMA, sliding_window=20)
     (row,) = (row for row in ROWS if row.config == "Gemma3ForConditionalGeneration")
     assert row.gguf == "gemma3"
+
+
+def test_older_files_of_a_qwen_that_reads_images() -> None:
+    """One object for all, as the hub has it, with a type of rotation of its own."""
+    rope = {"type": "mrope", "mrope_section": [4, 2, 2]}
+    names = {"architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {}}
+    flat = read_config({**SIZES, **names, "rope_scaling": rope})
+    assert flat == of_qwen_with_images("Qwen2VL")
+    untied = read_config({**SIZES, **names, "tie_word_embeddings": False})
+    assert not untied.tied_head
+    silent = {name: one for name, one in SIZES.items() if name != "tie_word_embeddings"}
+    assert read_config({**silent, **names}) == untied
 
 
 def test_windows() -> None:
@@ -281,6 +328,8 @@ def test_scaled_queries_and_a_window_of_the_engine_do_not_go_together() -> None:
          "use_sliding_window is True"),
         (lambda: of_config("Qwen2", use_sliding_window=True, max_window_layers=-1), ModelFileError,
          "max_window_layers is -1"),
+        (lambda: of_config("Gemma", hidden_act="silu"), UnsupportedModel, "hidden_act is 'silu'"),
+        (lambda: of_config("Arcee"), UnsupportedModel, "hidden_act is 'silu'"),
         (lambda: of_config("Granite", logits_scaling=0), ModelFileError, "logits_scaling is 0"),
         (lambda: of_config("Gemma2", **GEMMA, final_logit_softcapping=-1), ModelFileError,
          "final_logit_softcapping is -1"),

@@ -109,6 +109,10 @@ _OTHERS: dict[str, Callable[[], Any]] = {
     "Qwen3_5MoeForConditionalGeneration": partial(
         _qwen_3_5_with_images, "qwen 3.5 moe", "Qwen3_5Moe"
     ),
+    **{
+        f"{name}ForConditionalGeneration": partial(test_llama_family.qwen_with_images, name, SEED)
+        for name in test_llama_family.QWENS
+    },
     "RWKV7ForCausalLM": partial(RandomRwkv7, SEED),
     "Mistral3ForConditionalGeneration": partial(
         test_llama_family.mistral_3_with_images, "ministral 3", SEED

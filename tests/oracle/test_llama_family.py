@@ -38,9 +38,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 0.25,
         },
     ),
+    "arcee": ("Arcee", {"mlp_bias": True, "rope_parameters": YARN}),
+    "ernie 4.5": ("Ernie4_5", {}),
+    "ernie 4.5 with biases": ("Ernie4_5", {"use_bias": True}),
     "qwen 2": ("Qwen2", {}),
     "qwen 3": ("Qwen3", {}),
     "seed-oss": ("SeedOss", {}),
+    "gemma": ("Gemma", {}),
     "gemma 2": (
         "Gemma2",
         {"sliding_window": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0},
@@ -75,7 +79,7 @@ FOLDERS_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma 2 with another scale": ("Gemma2", {"query_pre_attn_scalar": 30}),
     "seed-oss with all biases": ("SeedOss", {"attention_out_bias": True, "mlp_bias": True}),
 }
-TIED = ("Cohere2", "Gemma2", "Gemma3")
+TIED = ("Cohere2", "Gemma", "Gemma2", "Gemma3")
 """Converters leave the head out."""
 SMALL_IMAGES = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1,
@@ -133,6 +137,37 @@ def mistral_3_with_images(kind: str, seed: int) -> Any:
         vision_config=transformers.PixtralVisionConfig(head_dim=32, **SMALL_IMAGES),
     )  # fmt: skip
     return randomized(transformers.Mistral3ForConditionalGeneration, config, seed)
+
+
+def qwen_with_images(name: str, seed: int) -> Any:
+    """name: of a Qwen-VL, before "Config"."""
+    given = sizes(seed)
+    sections = {"mrope_section": [4, given["head_dim"] // 4 - 2, given["head_dim"] // 4 - 2]}
+    is_third = name.startswith("Qwen3")
+    tied = given.pop("tie_word_embeddings")
+    tower = {"depth": 1, "num_heads": 1, "patch_size": 14}
+    tower |= {"hidden_size": 32, "intermediate_size": 32, "out_hidden_size": given["hidden_size"]}
+    if is_third:
+        sections |= {"mrope_interleaved": True}
+        tower |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+    if name == "Qwen2VL":
+        tower |= {"embed_dim": 32, "hidden_size": given["hidden_size"]}
+    text = {**given, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **sections}}
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text, vision_config=tower, tie_word_embeddings=tied,
+        attn_implementation="eager",
+    )  # fmt: skip
+    return randomized(getattr(transformers, f"{name}ForConditionalGeneration"), config, seed)
+
+
+QWENS = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
+
+
+@needs_converter
+@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("name", QWENS)
+def test_text_of_a_qwen_that_reads_images(tmp_path: Path, name: str, seed: int) -> None:
+    check_both_files(qwen_with_images(name, seed), tmp_path, seed)
 
 
 @needs_converter

@@ -47,7 +47,11 @@ _OWN_OLD_NAMES = {
     "gpt_neox": {"position_embedding_base": "rotary_emb_base"},
 }
 """The same, where Transformers has other names for one model type."""
-_UNSAID = {"gpt2": ("activation_function", "gelu_new"), "gpt_neox": ("hidden_act", "gelu")}
+_UNSAID = {
+    "gemma": ("hidden_act", "gelu_pytorch_tanh"),
+    "gpt2": ("activation_function", "gelu_new"),
+    "gpt_neox": ("hidden_act", "gelu"),
+}
 """Fields that MLC LLM's models do not say; those of all other model types: `hidden_act`, "silu"."""
 HEAD = "lm_head."
 Shape = tuple[int, ...]

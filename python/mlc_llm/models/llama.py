@@ -37,12 +37,12 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
     return config_spec(ConfigValues(config), "llama")
 
 
-def gguf_spec(values: GGUFValues, tensors: Tensors) -> ModelSpec:
-    """A Llama of that name, with the biases that the file has. Raises UnsupportedModel,
-    ModelFileError."""
+def gguf_spec(values: GGUFValues, tensors: Tensors, *, theta: float = THETA) -> ModelSpec:
+    """A Llama of that name, with the biases that the file has. theta: the default. Raises
+    UnsupportedModel, ModelFileError."""
     sizes = values.sizes(tensors)
     factors = FREQUENCIES if FREQUENCIES in tensors else None
-    rope = values.rope(sizes.head_dim, THETA, factors=factors)
+    rope = values.rope(sizes.head_dim, theta, factors=factors)
     mixer = replace(
         sizes.attention(),
         qkv_bias="blk.0.attn_q.bias" in tensors,

@@ -20,14 +20,27 @@ HF_NAMES = llama.HF_NAMES
 
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
-    spec = llama.gguf_spec(GGUFValues(metadata, "qwen2"), tensors)
+    return gguf_plan(GGUFValues(metadata, "qwen2"), tensors)
+
+
+def gguf_plan(values: GGUFValues, tensors: Tensors) -> WeightPlan:
+    """Of an architecture that is a Qwen2. Raises UnsupportedModel, ModelFileError."""
+    spec = llama.gguf_spec(values, tensors)
     return plan_weights(_biased(spec, [None] * len(spec.layers)), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:
     """Raises UnsupportedModel or ModelFileError naming the field at fault."""
-    values = ConfigValues(config, DEFAULTS)
-    spec = llama.config_spec(values, "qwen2")
+    return config_spec(config, "qwen2", DEFAULTS, llama.THETA)
+
+
+def config_spec(
+    config: Mapping[str, object], name: str, defaults: Mapping[str, object], theta: float
+) -> ModelSpec:
+    """A Qwen2. name: of the spec's architecture; theta: the default. Raises UnsupportedModel,
+    ModelFileError."""
+    values = ConfigValues(config, defaults)
+    spec = llama.config_spec(values, name, theta=theta)
     return _biased(spec, _windows(values, len(spec.layers)))
 
 

@@ -23,19 +23,29 @@ HF_NAMES = LLAMA_NAMES
 
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
-    values = GGUFValues(metadata, "qwen3")
+    return gguf_plan(GGUFValues(metadata, "qwen3"), tensors)
+
+
+def gguf_plan(values: GGUFValues, tensors: Tensors) -> WeightPlan:
+    """Of an architecture that is a Qwen3. Raises UnsupportedModel, ModelFileError."""
     sizes = values.sizes(tensors)
     return plan_weights(_spec(sizes, values.rope(sizes.head_dim, GGUF_THETA)), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:
     """Raises UnsupportedModel or ModelFileError naming the field at fault."""
+    return config_spec(config, "qwen3", CONFIG_THETA)
+
+
+def config_spec(config: Mapping[str, object], name: str, theta: float) -> ModelSpec:
+    """A Qwen3. name: of the spec's architecture; theta: the default. Raises UnsupportedModel,
+    ModelFileError."""
     values = ConfigValues(config)
     values.refuse_unless("hidden_act", "silu")
     values.refuse_unless("attention_bias", False)
     values.refuse_unless("use_sliding_window", False)
-    sizes = values.sizes("qwen3", head_dim=HEAD_DIM)
-    return _spec(sizes, values.rope(sizes.head_dim, CONFIG_THETA))
+    sizes = values.sizes(name, head_dim=HEAD_DIM)
+    return _spec(sizes, values.rope(sizes.head_dim, theta))
 
 
 def _spec(sizes: Sizes, rope: RopeSpec) -> ModelSpec:

@@ -63,9 +63,12 @@ def _reader(file: str, is_part: bool) -> Reader:
 
 
 ROWS = (
+    Architecture("arcee", "ArceeForCausalLM", "arcee", "arcee"),
     Architecture("cohere2", "Cohere2ForCausalLM", "cohere2", "cohere2"),
+    Architecture("ernie4_5", "Ernie4_5ForCausalLM", "ernie4_5", "ernie4_5"),
     Architecture("exaone4", "Exaone4ForCausalLM", "exaone4", "exaone4"),
     Architecture("falcon-h1", "FalconH1ForCausalLM", "falcon_h1", "falcon_h1"),
+    Architecture("gemma", "GemmaForCausalLM", "gemma", "gemma"),
     Architecture("gemma2", "Gemma2ForCausalLM", "gemma2", "gemma2"),
     Architecture("gemma3", "Gemma3ForCausalLM", "gemma3_text", "gemma3"),
     Architecture("gemma3", "Gemma3ForConditionalGeneration", "gemma3", "gemma3", is_part=True),
@@ -97,8 +100,17 @@ ROWS = (
     Architecture("olmoe", "OlmoeForCausalLM", "olmoe", "olmoe"),
     Architecture("phi3", "Phi3ForCausalLM", "phi3", "phi3"),
     Architecture("qwen2", "Qwen2ForCausalLM", "qwen2", "qwen2"),
+    Architecture(
+        "qwen2vl", "Qwen2VLForConditionalGeneration", "qwen2_vl", "qwen2_vl", is_part=True
+    ),
+    Architecture(
+        "qwen2vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "qwen2_vl", is_part=True
+    ),
     Architecture("qwen2moe", "Qwen2MoeForCausalLM", "qwen2_moe", "qwen2_moe"),
     Architecture("qwen3", "Qwen3ForCausalLM", "qwen3", "qwen3"),
+    Architecture(
+        "qwen3vl", "Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3_vl", is_part=True
+    ),
     Architecture("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe"),
     Architecture("qwen35", "Qwen3_5ForCausalLM", "qwen3_5_text", "qwen3_5"),
     Architecture("qwen35", "Qwen3_5ForConditionalGeneration", "qwen3_5", "qwen3_5", is_part=True),

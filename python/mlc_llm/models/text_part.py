@@ -27,7 +27,8 @@ IMAGES = tuple(f"{start}{part}.{{any}}" for start in ("", "model.") for part in 
 
 
 class Reader(Protocol):
-    """What the file of an architecture has."""
+    """What the file of an architecture has; `TIED`, too, if a `config.json` that does not say it
+    means that the head is not the embedding."""
 
     HF_NAMES: FolderNames
 
@@ -42,15 +43,20 @@ class TextPart:
     def __init__(self, of: Reader) -> None:
         """of: the language model's; a GGUF file has nothing else."""
         self.read_gguf, self._read_config = of.read_gguf, of.read_config
+        self._tied: bool = getattr(of, "TIED", True)
         origins = {gguf: _inside(origin) for gguf, origin in of.HF_NAMES.origins.items()}
         self.HF_NAMES = replace(of.HF_NAMES, origins=origins).ignoring(*IMAGES)
 
     def read_config(self, config: Mapping[str, object]) -> ModelSpec:
         """Raises UnsupportedModel or ModelFileError naming the field at fault."""
         values, text = ConfigValues(config), config.get("text_config")
+        if text is None and "hidden_size" in config:  # older files have one object for all
+            text = config
         if not isinstance(text, Mapping):
             raise values.wrong("text_config", text, "an object")
-        tied = values.flag("tie_word_embeddings", True)
+        tied = values.flag("tie_word_embeddings", self._tied)
+        if not self._tied:  # files of before Transformers 5 may say it of the part alone
+            tied = tied or ConfigValues(text).flag("tie_word_embeddings", False)
         return self._read_config({**text, "tie_word_embeddings": tied})
 
 
@@ -68,5 +74,5 @@ def _inside(origin: Origin) -> Origin:
     inner = origin.removeprefix("model.")
     if inner == origin:
         return Either((f"language_model.{origin}", origin))
-    starts = ("model.language_model.", "model.text_model.")
+    starts = ("model.language_model.", "model.text_model.", "model.")
     return Either((f"language_model.{origin}", *(f"{start}{inner}" for start in starts)))
