@@ -26,9 +26,10 @@ needs_llama_cpp = pytest.mark.skipif(
     reason=f"{SOURCE} and {LIBRARIES} do not name llama.cpp's sources and libraries",
 )
 THREADS = 1
-_OF_GELU = dict.fromkeys(("gemma2", "gemma3", "gpt2", "gptneox", "starcoder2"), 1e-3)
-ROUNDINGS = {**_OF_GELU, "gemma4": 1e-2}
-"""By GGUF's name, of the largest logit: llama.cpp takes GELU from a table of float16."""
+_OF_GELU = dict.fromkeys(("gemma", "gemma2", "gemma3", "gpt2", "gptneox", "starcoder2"), 1e-3)
+ROUNDINGS = {**_OF_GELU, "gemma4": 1e-2, "qwen2vl": 1e-2}
+"""By GGUF's name, of the largest logit: llama.cpp takes GELU from a table of float16, and does not
+read the epsilon of the norms of a Qwen2-VL."""
 
 
 def rounding_of(architecture: str) -> float:

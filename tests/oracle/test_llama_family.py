@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 0.25,
         },
     ),
-    "arcee": ("Arcee", {"mlp_bias": True, "rope_parameters": YARN}),
+    "arcee": ("Arcee", {}),
     "ernie 4.5": ("Ernie4_5", {}),
     "ernie 4.5 with biases": ("Ernie4_5", {"use_bias": True}),
     "qwen 2": ("Qwen2", {}),
@@ -77,6 +77,7 @@ FOLDERS_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen 2 with windows": ("Qwen2", WINDOWS),
     "smollm 3 with other layers": ("SmolLM3", {"no_rope_layers": [0, 1]}),
     "gemma 2 with another scale": ("Gemma2", {"query_pre_attn_scalar": 30}),
+    "arcee with biases": ("Arcee", {"attention_bias": True, "mlp_bias": True}),
     "seed-oss with all biases": ("SeedOss", {"attention_out_bias": True, "mlp_bias": True}),
 }
 TIED = ("Cohere2", "Gemma", "Gemma2", "Gemma3")
@@ -142,7 +143,8 @@ def mistral_3_with_images(kind: str, seed: int) -> Any:
 def qwen_with_images(name: str, seed: int) -> Any:
     """name: of a Qwen-VL, before "Config"."""
     given = sizes(seed)
-    sections = {"mrope_section": [4, given["head_dim"] // 4 - 2, given["head_dim"] // 4 - 2]}
+    pairs = given["head_dim"] // 2
+    sections: dict[str, Any] = {"mrope_section": [(pairs + i) // 3 for i in (2, 1, 0)]}
     is_third = name.startswith("Qwen3")
     tied = given.pop("tie_word_embeddings")
     tower = {"depth": 1, "num_heads": 1, "patch_size": 14}

@@ -62,8 +62,10 @@ class Given:
 
 ALONE = ("silu", "gelu_tanh", "gelu")
 """Functions of one number."""
-WITHOUT_GATE = ("sigmoid", "tanh", "squared_relu")
-"""More of them, which stand alone and have no bias."""
+WITHOUT_GATE = ("squared_relu",)
+"""More of them, which stand alone."""
+UNBIASED = ("sigmoid", "tanh")
+"""Those that have no bias, too."""
 CLAMPED = "clamped_swiglu"
 
 
@@ -74,10 +76,9 @@ def _kinds() -> dict[str, Kind]:
     for name in (*ALONE, CLAMPED):
         found[name] = Kind(activation=name, is_gated=True)
         found[f"{name}_biased"] = Kind(activation=name, is_gated=True, is_biased=True)
-    for name in ALONE:
-        found[f"{name}_alone"] = Kind(activation=name)
+    for name in (*ALONE, *WITHOUT_GATE):
         found[f"{name}_alone_biased"] = Kind(activation=name, is_biased=True)
-    for name in WITHOUT_GATE:
+    for name in (*ALONE, *WITHOUT_GATE, *UNBIASED):
         found[f"{name}_alone"] = Kind(activation=name)
     return found
 
