@@ -54,6 +54,8 @@ class Facts:
     softmax_of_chosen: bool = False
     """The router's softmax is over the chosen experts only."""
     renormalize: bool = False
+    sigmoid_scale: float = 0.0
+    """Weights of experts are sigmoids times this; 0: they are of a softmax."""
     last_norm: str = "output_norm"
     parallel: bool = False
     """Both halves of a layer read the same x."""
@@ -228,7 +230,7 @@ class ReferenceDecoder:
 
     def _experts(self, block: str, x: Array) -> Array:
         """Token by token, expert by expert."""
-        facts, out = self.facts, np.zeros_like(x)
+        out = np.zeros_like(x)
 
         def times(name: str, e: int, y: Array) -> Array:
             bias = self.tensors.get(f"{block}ffn_{name}_exps.bias")
@@ -236,14 +238,25 @@ class ReferenceDecoder:
             return product if bias is None else product + bias[e]
 
         for i, scores in enumerate(self._linear(block + "ffn_gate_inp", x)):
-            best = np.argsort(-scores)[: facts.experts_per_token]
-            weights = softmax(scores[best]) if facts.softmax_of_chosen else softmax(scores)[best]
-            if facts.renormalize:
-                weights = weights / weights.sum()
-            for weight, e in zip(weights, best, strict=True):
+            for weight, e in zip(*self._chosen(block, scores), strict=True):
                 inner = self._gated(times("gate", e, x[i]), times("up", e, x[i]))
                 out[i] += weight * times("down", e, inner)
         return out
+
+    def _chosen(self, block: str, scores: Array) -> tuple[Array, Array]:
+        """The weights and the numbers of the experts of a token."""
+        facts, rated = self.facts, scores
+        if facts.sigmoid_scale:
+            scores = 1 / (1 + np.exp(-scores))
+            rated = scores + self.tensors.get(f"{block}exp_probs_b.bias", 0)
+        best = np.argsort(-rated)[: facts.experts_per_token]
+        if facts.sigmoid_scale:
+            weights = scores[best]
+        else:
+            weights = softmax(scores[best]) if facts.softmax_of_chosen else softmax(scores)[best]
+        if facts.renormalize:
+            weights = weights / weights.sum()
+        return weights * (facts.sigmoid_scale or 1.0), best
 
     def _linear(self, name: str, x: Array) -> Array:
         y = x @ self._weight(name).T

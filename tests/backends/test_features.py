@@ -114,6 +114,12 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
         "biases of experts",
         lambda: model(replace(PLAIN, feed_forward=ExpertsSpec(4, 2, 32, bias=True))),
     ),
+    "experts chosen by sigmoids": (
+        "experts chosen by sigmoids",
+        lambda: model(
+            replace(PLAIN, feed_forward=ExpertsSpec(4, 2, 32, router="sigmoid_then_top"))
+        ),
+    ),
     "gates of shared experts": (
         "gates of shared experts",
         lambda: model(
@@ -190,6 +196,7 @@ def test_what_a_backend_has_is_not_refused(case: str) -> None:
 
 ALSO: dict[str, set[str]] = {
     "biases of experts": {"experts"},
+    "experts chosen by sigmoids": {"experts"},
     "gates of shared experts": {"experts"},
     "mixers side by side": {"state spaces"},
     "no attention at all": {"state spaces"},

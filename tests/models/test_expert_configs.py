@@ -9,7 +9,7 @@ import pytest
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models.gpt_oss import RENAMED
-from mlc_llm.models.network_spec import ExpertsSpec
+from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec
 from mlc_llm.models.registry import architecture_of, read_config, read_gguf
 from mlc_llm.models.weight_plan import wanted_tensors
 
@@ -51,6 +51,15 @@ GPT_OSS = SIZES | {
         "original_max_position_embeddings": 4096,
     },
 }  # fmt: skip
+LFM2_MOE = SIZES | {
+    "architectures": ["Lfm2MoeForCausalLM"], "num_experts": 6, "moe_intermediate_size": 48,
+    "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 0.5,
+    "routed_scaling_factor": 1.5,
+}  # fmt: skip
+LFM2_KEYS = {
+    "expert_feed_forward_length": 48, "leading_dense_block_count": 1, "expert_gating_func": 2,
+    "attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3, "expert_weights_scale": 1.5,
+}  # fmt: skip
 GPT_OSS_KEYS = {
     "attention.key_length": 32, "attention.sliding_window": 128, "expert_feed_forward_length": 96,
     "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0,
@@ -89,6 +98,26 @@ def test_the_spec_is_that_of_the_gguf_file(
     plan = read_gguf({"general.architecture": row.gguf, **own}, tensors)
     assert replace(plan.spec, kinds={}) == expected
     assert read_config({**config, "architectures": None, "model_type": row.model_type}) == expected
+
+
+def test_an_lfm2_with_experts() -> None:
+    spec = read_config(LFM2_MOE)
+    dense, *others = (layer.feed_forward for layer in spec.layers)
+    experts = ExpertsSpec(
+        6, 2, 48, router="sigmoid_then_top", renormalize=True, choice_bias=True, weight_scale=1.5
+    )
+    assert (dense, others) == (DenseSpec(96), [experts, experts])
+    tensors = {
+        {"output_norm.weight": "token_embd_norm.weight"}.get(name, name): Info(shape)
+        for name, shape in wanted_tensors(spec).items()
+    }
+    own = {f"lfm2moe.{key}": value for key, value in (METADATA | LFM2_KEYS).items()}
+    header = {"general.architecture": "lfm2moe", **own}
+    assert replace(read_gguf(header, tensors).spec, kinds={}) == spec
+    with pytest.raises(UnsupportedModel, match="expert_gating_func is 1"):
+        read_gguf(header | {"lfm2moe.expert_gating_func": 1}, tensors)
+    unbiased = read_config(LFM2_MOE | {"use_expert_bias": False})
+    assert "blk.1.exp_probs_b.bias" not in wanted_tensors(unbiased)
 
 
 def test_a_vector_may_be_one_row_in_a_file() -> None:

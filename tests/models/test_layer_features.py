@@ -250,6 +250,20 @@ CASES = {
         EXPERT_TENSORS,
         DENSE,
     ),
+    "experts chosen by sigmoids and learned numbers": Case(
+        experts(
+            router="sigmoid_then_top", choice_bias=True, renormalize=True, weight_scale=1.5
+        ),
+        {"experts_per_token": CHOSEN, "renormalize": True, "sigmoid_scale": 1.5},
+        EXPERT_TENSORS | {"exp_probs_b.bias": (EXPERTS,)},
+        DENSE,
+    ),
+    "experts with weights of sigmoids": Case(
+        experts(router="sigmoid_then_top"),
+        {"experts_per_token": CHOSEN, "sigmoid_scale": 1.0},
+        EXPERT_TENSORS,
+        DENSE,
+    ),
     "experts, and a shared one with a gate": Case(
         experts(shared_intermediate=WIDE, shared_gate=True),
         {"experts_per_token": CHOSEN},

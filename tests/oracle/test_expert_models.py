@@ -41,6 +41,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2Moe", {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
     ),
     "qwen 3 moe": ("Qwen3Moe", {"moe_intermediate_size": 64, "norm_topk_prob": True}),
+    "lfm2 moe": (
+        "Lfm2Moe",
+        {
+            "moe_intermediate_size": 64, "num_hidden_layers": 3, "num_dense_layers": 1,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "tie_word_embeddings": True,  # the converter knows no head
+        },
+    ),
     "granitemoe": ("GraniteMoe", MULTIPLIERS),
     "granitemoe with a shared network": (
         "GraniteMoeShared", MULTIPLIERS | {"shared_intermediate_size": 96}
@@ -69,7 +77,7 @@ def made(kind: str, seed: int) -> Any:
     }  # fmt: skip
     if name in ("GptOss", "Qwen3Moe"):
         given["head_dim"] = dim
-    if name in ("Olmoe", "Qwen2Moe", "Qwen3Moe"):
+    if name in ("Lfm2Moe", "Olmoe", "Qwen2Moe", "Qwen3Moe"):
         given["num_experts"] = given.pop("num_local_experts")
     torch.manual_seed(seed + 3)
     config = getattr(transformers, f"{name}Config")(**(given | more))
@@ -78,6 +86,9 @@ def made(kind: str, seed: int) -> Any:
         for parameter, weights in model.named_parameters():
             scale = 0.1 if "norm" in parameter else 0.3
             weights.add_(torch.randn_like(weights) * scale / max(weights.shape) ** 0.25)
+        for buffer, numbers in model.named_buffers():
+            if buffer.endswith("expert_bias"):  # by which experts are chosen
+                numbers.copy_(torch.randn_like(numbers) * 0.2)
     return varied(model).eval()
 
 

@@ -30,6 +30,7 @@ Feature: TypeAlias = Literal[
     "inputs of layers by token",
     "experts",
     "biases of experts",
+    "experts chosen by sigmoids",
     "gates of shared experts",
     "networks without a gate",
     "activations other than SiLU and tanh GELU",
@@ -77,6 +78,11 @@ def _has_expert_biases(layer: LayerSpec) -> bool:
     return isinstance(layer.feed_forward, ExpertsSpec) and layer.feed_forward.bias
 
 
+def _chooses_by_sigmoids(layer: LayerSpec) -> bool:
+    network = layer.feed_forward
+    return isinstance(network, ExpertsSpec) and network.router == "sigmoid_then_top"
+
+
 def _has_shared_gate(layer: LayerSpec) -> bool:
     return isinstance(layer.feed_forward, ExpertsSpec) and layer.feed_forward.shared_gate
 
@@ -107,6 +113,7 @@ _OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
     "learned factors of layers": lambda layer: layer.output_scale,
     "inputs of layers by token": lambda layer: layer.token_input > 0,
     "biases of experts": _has_expert_biases,
+    "experts chosen by sigmoids": _chooses_by_sigmoids,
     "gates of shared experts": _has_shared_gate,
     "networks without a gate": _is_ungated,
     "activations other than SiLU and tanh GELU": lambda layer: (

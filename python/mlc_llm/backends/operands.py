@@ -60,6 +60,8 @@ class ExpertMatrices:
     up: Matrix
     down: Matrix
     biases: ExpertBiases | None = None
+    choice_bias: Tensor | None = None
+    """float32 [experts]; see `ExpertsSpec`."""
 
 
 @record()

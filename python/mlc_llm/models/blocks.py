@@ -134,7 +134,10 @@ class ExpertsBlock:
                 layer.router_bias, layer.expert_gate_bias, layer.expert_up_bias,
                 layer.expert_down_bias,
             )  # fmt: skip
-        matrices = ExpertMatrices(layer.router, experts.gate, experts.up, experts.down, biases)
+        choice_bias = layer.choice_bias if self._spec.choice_bias else None
+        matrices = ExpertMatrices(
+            layer.router, experts.gate, experts.up, experts.down, biases, choice_bias
+        )
         y = self._ops.moe(self._spec, x, matrices)
         if self._shared is None:
             return y

@@ -48,7 +48,12 @@ HF_NAMES = (
 
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
-    values = GGUFValues(metadata, "lfm2")
+    spec = gguf_spec(GGUFValues(metadata, "lfm2"), tensors)
+    return plan_weights(spec, tensors, last_norm=LAST_NORM)
+
+
+def gguf_spec(values: GGUFValues, tensors: Tensors) -> ModelSpec:
+    """Of an architecture that is an LFM2. Raises UnsupportedModel, ModelFileError."""
     per_layer = values.numbers("attention.head_count_kv", values.layer_count(tensors))
     kv_heads = max(per_layer)
     values.check(
@@ -58,15 +63,18 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     )
     sizes = values.sizes(tensors, kv_heads=kv_heads)
     kernel, rope = values.count("shortconv.l_cache"), values.rope(sizes.head_dim, THETA)
-    spec = _spec(sizes, rope, kernel, [count > 0 for count in per_layer])
-    return plan_weights(spec, tensors, last_norm=LAST_NORM)
+    return _spec(sizes, rope, kernel, [count > 0 for count in per_layer])
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:
     """Raises UnsupportedModel or ModelFileError naming the field at fault."""
-    values = ConfigValues(config)
+    return config_spec(ConfigValues(config), "lfm2")
+
+
+def config_spec(values: ConfigValues, name: str) -> ModelSpec:
+    """An LFM2. name: of the spec's architecture. Raises UnsupportedModel, ModelFileError."""
     values.refuse_unless("conv_bias", False)
-    sizes = values.sizes("lfm2", tied_head=True, eps="norm_eps", intermediate=_of(values))
+    sizes = values.sizes(name, tied_head=True, eps="norm_eps", intermediate=_of(values))
     sizes = replace(sizes, intermediate=_adjusted(values, sizes.intermediate))
     if values.has("tie_embedding"):
         sizes = replace(sizes, tied_head=values.flag("tie_embedding"))

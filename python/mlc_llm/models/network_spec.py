@@ -11,8 +11,9 @@ Activation = Literal[
 ]
 """gelu is the exact one, with erf. clamped_swiglu (gpt-oss, OpenAI 2025) clamps gate and up to 7:
 gate * sigmoid(1.702 gate) * (up + 1)."""
-Router = Literal["softmax_then_top", "top_then_softmax"]
-"""Whether the router's softmax is over all experts, or over the chosen ones only."""
+Router = Literal["softmax_then_top", "top_then_softmax", "sigmoid_then_top"]
+"""Whether the router's softmax is over all experts, or over the chosen ones only; or whether each
+score has a sigmoid."""
 
 
 @record()
@@ -55,6 +56,10 @@ class ExpertsSpec:
     router: Router = "softmax_then_top"
     renormalize: bool = False
     """The weights of the chosen experts are divided by their sum."""
+    choice_bias: bool = False
+    """Experts are chosen by their weights plus a learned number of each; of sigmoids only."""
+    weight_scale: float = 1.0
+    """The weights are multiplied by it; of sigmoids only."""
     bias: bool = False
     """The router and all matrices of the experts have one."""
     shared_intermediate: int = 0

@@ -85,6 +85,7 @@ ROWS = (
         "granitehybrid", "GraniteMoeHybridForCausalLM", "granitemoehybrid", "granitehybrid"
     ),
     Architecture("lfm2", "Lfm2ForCausalLM", "lfm2", "lfm2"),
+    Architecture("lfm2moe", "Lfm2MoeForCausalLM", "lfm2_moe", "lfm2_moe"),
     Architecture("llama", "LlamaForCausalLM", "llama", "llama"),
     Architecture("llama", "Idefics3ForConditionalGeneration", "idefics3", "llama", is_part=True),
     Architecture("llama", "SmolVLMForConditionalGeneration", "smolvlm", "llama", is_part=True),

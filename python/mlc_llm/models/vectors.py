@@ -93,6 +93,8 @@ def layer_vectors(spec: ModelSpec, layer: LayerSpec) -> dict[str, Vector]:
         found["channel_factors"] = Vector("channel_mix_lerp_k.weight", (1, hidden))
     if isinstance(mlp, ExpertsSpec) and mlp.bias:
         found |= _expert_biases(hidden, mlp)
+    if isinstance(mlp, ExpertsSpec) and mlp.choice_bias:
+        found["choice_bias"] = Vector("exp_probs_b.bias", (mlp.num_experts,))
     if isinstance(mlp, ExpertsSpec) and mlp.shared_gate:
         found["shared_gate"] = Vector("ffn_gate_inp_shexp.weight", (hidden,))
     if layer.token_input:

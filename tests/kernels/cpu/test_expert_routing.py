@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ def routed(
     *,
     of_chosen: bool,
     bias: Array | None = None,
+    **kind: Any,
 ) -> tuple[Array, Array, Array, Array]:
     """Weights, expert rows, tokens and starts, from scores [m, experts]."""
     m = len(scores)
@@ -35,7 +37,9 @@ def routed(
     )
     tokens, starts = np.full(m * chosen, -1, np.int32), np.full(experts + 1, -1, np.int32)
     has_bias = bias is not None
-    kernel = build(isa, route, experts, WIDTH, chosen, of_chosen=of_chosen, has_bias=has_bias)
+    kernel = build(
+        isa, route, experts, WIDTH, chosen, of_chosen=of_chosen, has_bias=has_bias, **kind
+    )
     kernel(padded, *([] if bias is None else [bias]), weights, expert_rows, tokens, starts)
     return weights, expert_rows, tokens, starts
 
@@ -81,6 +85,23 @@ def test_a_bias_is_added_to_the_scores(isa: Isa) -> None:
     expected = routed(isa, scores + bias, 20, 6, of_chosen=False)
     for one, other in zip(found, expected, strict=True):
         assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(("of_chosen", "scale"), [(True, 2.5), (False, 1.0)])
+@each_isa()
+def test_weights_of_sigmoids(isa: Isa, of_chosen: bool, scale: float) -> None:
+    """A bias counts in the choice alone."""
+    scores, bias = scores_of(9, 20), np.linspace(-1, 1, 20).astype(np.float32)
+    weights, expert_rows, _, starts = routed(
+        isa, scores, 20, 6, of_chosen=of_chosen, bias=bias, by_sigmoid=True, scale=scale
+    )
+    sigmoids = 1 / (1 + np.exp(-scores.astype(np.float64)))
+    best = np.argsort(-(sigmoids + bias), axis=1)[:, :6]
+    assert (experts_of(expert_rows, starts) == best).all()
+    expected = np.take_along_axis(sigmoids, best, axis=1)
+    if of_chosen:
+        expected /= expected.sum(axis=1, keepdims=True)
+    assert np.abs(weights - scale * expected).max() <= 1e-6 * scale
 
 
 @each_isa()

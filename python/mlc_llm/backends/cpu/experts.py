@@ -68,16 +68,18 @@ class ExpertCalls:
         """Chooses experts by their scores."""
         spec, m = self._spec, scores.shape[0]
         chosen, biases = spec.experts_per_token, self._matrices.biases
+        bias = self._matrices.choice_bias if biases is None else biases.router
         kernel = route(
             spec.num_experts, int(scores.shape[1]), chosen,
             of_chosen=spec.renormalize or spec.router == "top_then_softmax",
-            has_bias=biases is not None,
+            has_bias=bias is not None, by_sigmoid=spec.router == "sigmoid_then_top",
+            scale=spec.weight_scale,
         )  # fmt: skip
         shapes = [([m, chosen], "float32"), ([m, chosen], "int32"), ([m * chosen], "int32")]
         shapes += [([spec.num_experts + 1], "int32")]
         made = [self._scratch.tensor(*one) for one in shapes]
         out = [Tensor.placeholder(*one) for one in shapes]
-        given = [scores] if biases is None else [scores, biases.router]
+        given = [scores] if bias is None else [scores, bias]
         places = [len(given) + i for i in range(len(made))]
         return Routes(*op.tensor_ir_inplace_op(kernel, "route", [*given, *made], places, out))
 

@@ -19,9 +19,13 @@ class ExpertStack(nn.Module):  # type: ignore[misc]
         self.packed = nn.Parameter((experts, rows, columns), "float32")
 
 
-def chosen_experts(spec: ExpertsSpec, scores: Tensor) -> tuple[Tensor, Tensor]:
+def chosen_experts(
+    spec: ExpertsSpec, scores: Tensor, choice_bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """The weights, float32, and the numbers, int32, of the chosen experts, both
     [tokens, experts_per_token]. scores: of the router, [tokens, num_experts]."""
+    if spec.router == "sigmoid_then_top":
+        return _chosen_by_sigmoids(spec, op.sigmoid(scores), choice_bias)
     if spec.router == "softmax_then_top":
         scores = op.softmax(scores, axis=1)
     count = spec.experts_per_token
@@ -31,6 +35,19 @@ def chosen_experts(spec: ExpertsSpec, scores: Tensor) -> tuple[Tensor, Tensor]:
     if spec.renormalize:
         weight = weight / op.sum(weight, axis=1, keepdims=True)
     return weight, experts
+
+
+def _chosen_by_sigmoids(
+    spec: ExpertsSpec, scores: Tensor, choice_bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """scores: of sigmoids."""
+    rated = scores if choice_bias is None else scores + choice_bias
+    count = spec.experts_per_token
+    _, experts = op.topk(rated, count, axis=1, ret_type="both", dtype="int32")
+    weight = nn.wrap_nested(relax.op.gather_elements(scores._expr, experts._expr, 1), "weight")
+    if spec.renormalize:
+        weight = weight / op.sum(weight, axis=1, keepdims=True)
+    return (weight if spec.weight_scale == 1.0 else weight * spec.weight_scale), experts
 
 
 def weighted_results(

@@ -184,7 +184,8 @@ class ReferenceOps(PlainRows):
         scores, biases = self.linear(matrices.router, x), matrices.biases
         if biases is not None:
             scores = scores + biases.router
-        return weighted_results(spec, x, chosen_experts(spec, scores), matrices)
+        chosen = chosen_experts(spec, scores, matrices.choice_bias)
+        return weighted_results(spec, x, chosen, matrices)
 
     def token_gated(self, x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
         return op.sigmoid(op.sum(x * weight, axis=1, keepdims=True)) * y

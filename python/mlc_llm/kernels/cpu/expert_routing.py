@@ -3,7 +3,8 @@
 route:
     for token in tokens:                               parallel, unless they are few
       experts = those with the largest scores          of two that are as large the first one
-      weights = e^score of each, divided by the sum over all experts, or over the chosen ones
+      weights = e^score of each, divided by the sum over all experts, or over the chosen ones;
+                or sigmoid(score) of each, divided by the sum over the chosen ones or not
     expert rows = the pairs of a token and one of its choices, sorted by expert, then by token
     starts = the first expert row of each expert, and the number of expert rows
 
@@ -24,10 +25,12 @@ from tvm.script import tirx as T
 
 from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.activation import each_row
+from mlc_llm.kernels.cpu.input_kinds import ACTIVATIONS
 from mlc_llm.kernels.cpu.vectors import LOG2E, SCHEDULED, exp2, lanes_at, splat
 from mlc_llm.kernels.types import Index
 
 L = 8
+sigmoid = ACTIVATIONS["sigmoid"]
 SERIAL_WORDS = 2**15
 """Up to here a thread-pool launch costs more than to copy or to add so many numbers."""
 
@@ -42,18 +45,28 @@ def add_up(x, count, total):
 
 @cache
 def route(
-    experts: int, width: int, chosen: int, *, of_chosen: bool, has_bias: bool = False
+    experts: int,
+    width: int,
+    chosen: int,
+    *,
+    of_chosen: bool,
+    has_bias: bool = False,
+    by_sigmoid: bool = False,
+    scale: float = 1.0,
 ) -> tvm.tirx.PrimFunc:
-    """Kernel arguments. of_chosen: the weights of the chosen experts sum to 1.
+    """Kernel arguments. of_chosen: the weights of the chosen experts sum to 1. by_sigmoid: weights
+    are sigmoids, times `scale`.
 
     scores       float32 [m, width]; width is a multiple of 8, experts are the first columns
-    bias         float32 [experts], added to the scores; only if `has_bias`
+    bias         float32 [experts], added to the scores, or to the sigmoids by which experts are
+                 chosen; only if `has_bias`
     weights      float32 [m, chosen]
     expert_rows  int32 [m, chosen]: of each choice
     tokens       int32 [m * chosen]: of each expert row
     starts       int32 [experts + 1]
     """
-    choice = Choice(experts, width, chosen, of_chosen, has_bias)
+    kind = SigmoidChoice if by_sigmoid else Choice
+    choice = kind(experts, width, chosen, of_chosen, has_bias, scale)
 
     @T.prim_func(private=True, s_tir=True)
     def choose_experts(
@@ -82,10 +95,16 @@ class Choice:
     """Statements of `route`. Before they are sorted, `expert_rows` has the numbers of experts."""
 
     def __init__(
-        self, experts: int, width: int, chosen: int, of_chosen: bool, has_bias: bool
+        self,
+        experts: int,
+        width: int,
+        chosen: int,
+        of_chosen: bool,
+        has_bias: bool,
+        scale: float,
     ) -> None:
         self.experts, self.width, self.chosen = experts, width, chosen
-        self.of_chosen, self.has_bias = of_chosen, has_bias
+        self.of_chosen, self.has_bias, self.scale = of_chosen, has_bias, scale
         self.padded = -(-chosen // L) * L
 
     @T.inline
@@ -152,6 +171,32 @@ class Choice:
             expert_rows[i, c] = free[expert]
             tokens[free[expert]] = i
             free[expert] = free[expert] + 1
+
+
+class SigmoidChoice(Choice):
+    """The same where the weights are sigmoids of the scores."""
+
+    @T.inline
+    def one_row(self, S, bias, weights, expert_rows, row):
+        """Experts and weights of a token."""
+        score = T.alloc_buffer((self.width,), "float32")
+        rated = T.alloc_buffer((self.width,), "float32")
+        top = T.alloc_buffer((self.padded,), "float32")
+        total = T.alloc_buffer((1,), "float32")
+        for i in T.serial(self.width // L):
+            score[lanes_at(i * L, L)] = sigmoid(S[row, lanes_at(i * L, L)], L)
+        for e in T.serial(self.experts):
+            rated[e] = score[e]
+            if self.has_bias:
+                rated[e] = score[e] + bias[e]
+        self.choose(rated, expert_rows, row)
+        for c in T.serial(self.chosen):
+            top[c] = score[expert_rows[row, c]]
+        total[0] = T.float32(1)
+        if self.of_chosen:
+            add_up(top, self.chosen, total)
+        for c in T.serial(self.chosen):
+            weights[row, c] = top[c] / total[0] * T.float32(self.scale)
 
 
 @cache
