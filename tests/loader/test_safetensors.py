@@ -142,6 +142,23 @@ def test_an_index_at_odds_with_its_files(tmp_path: Path, weight_map: object, wor
         HuggingFaceFolder.open(tmp_path)
 
 
+@pytest.mark.parametrize("are_there", [True, False])
+def test_a_whole_file_wins_over_an_older_index(tmp_path: Path, are_there: bool) -> None:
+    folder(tmp_path, SHARDS)
+    newer = {name: one + 1 for name, one in WEIGHTS.items()}
+    folder(tmp_path, {"model.safetensors": newer})
+    for name in SHARDS if not are_there else ():
+        (tmp_path / name).unlink()
+    found = HuggingFaceFolder.open(tmp_path).tensors
+    assert found.keys() == newer.keys()
+    assert all(found[name].data.tobytes() == one.tobytes() for name, one in newer.items())
+
+
+def test_an_index_may_list_the_whole_file(tmp_path: Path) -> None:
+    shards = {"model.safetensors": SHARDS["x.safetensors"], "more.safetensors": {"b": WEIGHTS["b"]}}
+    assert HuggingFaceFolder.open(folder(tmp_path, shards)).tensors.keys() == {"a", "b"}
+
+
 def test_a_shard_that_is_missing(tmp_path: Path) -> None:
     folder(tmp_path, SHARDS)
     (tmp_path / "y.safetensors").unlink()

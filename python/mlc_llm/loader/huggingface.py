@@ -1,4 +1,6 @@
-"""The weights of a Hugging Face folder: one safetensors file, or shards that an index lists.
+"""The weights of a Hugging Face folder: one safetensors file, or shards that an index lists. As in
+Transformers, a `model.safetensors` wins over an index: one of other files was left by an earlier
+save.
 
 Format: `model.safetensors.index.json` of Transformers, {"weight_map": {tensor: file}}. Nothing is
 read but what stands in the folder itself, and no file that could run code (pickles).
@@ -18,6 +20,7 @@ from mlc_llm.loader.safetensors_file import SafetensorsFile
 from mlc_llm.record import record
 
 INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
 CONFIG = "config.json"
 MAX_JSON_BYTES = 16 << 20
 MAX_SHARDS = 1024
@@ -43,6 +46,8 @@ class HuggingFaceFolder:
         config = read_json_object(path / CONFIG, MAX_JSON_BYTES)
         index = path / INDEX
         weight_map = _weight_map(index) if index.is_file() else None
+        if weight_map is not None and WHOLE not in weight_map.values() and (path / WHOLE).exists():
+            weight_map = None
         names = _only_file(path) if weight_map is None else sorted(set(weight_map.values()))
         files = {name: SafetensorsFile.open(path / name) for name in names}
         tensors = _joined(path, files)
@@ -86,8 +91,8 @@ def _only_file(path: Path) -> list[str]:
     found = sorted(one.name for one in path.glob("*.safetensors"))
     if len(found) == 1:
         return found
-    if "model.safetensors" in found:
-        return ["model.safetensors"]
+    if WHOLE in found:
+        return [WHOLE]
     if found:
         raise UnsupportedModel(f"{path}: {len(found)} safetensors files and no {INDEX}")
     others = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
