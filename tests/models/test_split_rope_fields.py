@@ -100,3 +100,6 @@ def test_a_gpt_oss_without_fields_has_those_of_its_class() -> None:
     fields = {**YARN, "factor": 32.0, TRAINED: 4096, "truncate": False}
     assert read_config(config).ropes == read_config({**config, "rope_scaling": fields}).ropes
     assert read_config({**config, "rope_scaling": LINEAR}).ropes[0].linear == 2.0
+    assert read_config({**config, "rope_parameters": None}) == read_config(config)
+    (plain,) = read_config({**config, "rope_parameters": {}}).ropes
+    assert plain == RopeSpec(150_000.0, 16)

@@ -36,8 +36,10 @@ class ConfigValues(Values):
     def __init__(
         self, config: Mapping[str, object], defaults: Mapping[str, object] | None = None
     ) -> None:
-        """defaults: of fields that are not there; a null that is there stays one."""
-        super().__init__({**(defaults or {}), **config}, "", null_is_absent=True)
+        """defaults: of fields that are not there; a null that is there stays one, but for
+        `rope_parameters`: Transformers takes the default there."""
+        given = {k: one for k, one in config.items() if k != "rope_parameters" or one is not None}
+        super().__init__({**(defaults or {}), **given}, "", null_is_absent=True)
 
     def sizes(
         self,
