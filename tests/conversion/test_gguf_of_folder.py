@@ -57,6 +57,13 @@ def test_there_and_back(architecture: str, tmp_path: Path) -> None:
     assert theirs.eos_token_ids == ours.eos_token_ids
 
 
+def test_a_folder_that_names_its_type_alone(tmp_path: Path) -> None:
+    model = tiny_gguf(tmp_path / "model.gguf")
+    path = folder_of(model, tmp_path / "folder", architectures=None)
+    made = convert_weight(HuggingFaceModel.open(path), "f32", tmp_path / "new.gguf", quiet)
+    assert GGUFModel.open(made.path).plan().spec == model.plan().spec
+
+
 def test_vectors_of_16_bits_become_float32(tmp_path: Path) -> None:
     """llama.cpp reads no others."""
     model = tiny_gguf(tmp_path / "model.gguf")

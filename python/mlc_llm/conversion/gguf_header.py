@@ -19,7 +19,7 @@ from mlc_llm.errors import MLCError, UnsupportedModel
 from mlc_llm.loader.gguf_metadata import RawEntry
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.huggingface import HuggingFaceModel
-from mlc_llm.models.registry import read_gguf
+from mlc_llm.models.registry import architecture_of, read_gguf
 from mlc_llm.models.spec import ModelSpec
 
 _NEAR = 2e-6
@@ -28,9 +28,8 @@ _NEAR = 2e-6
 
 def class_of(files: HuggingFaceModel) -> Class:
     """How files of the folder's class are written. Raises UnsupportedModel."""
-    classes = files.folder.config.get("architectures")
-    name = classes[0] if isinstance(classes, list) and classes else None
-    if not isinstance(name, str) or name not in CLASSES:
+    name = architecture_of(files.folder.config).config
+    if name not in CLASSES:
         raise UnsupportedModel(
             f"a .gguf file of {name} is not written yet; of these it is: {', '.join(CLASSES)}; "
             "llama.cpp's convert_hf_to_gguf.py writes others"
