@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 from conversion_tools import quiet, read_shards, tiny_gguf
+from random_folders import CONFIGS, write_random
 from safetensors.numpy import save_file
 
 from mlc_llm.conversion import tokenizer_files
 from mlc_llm.conversion.config_of_gguf import config_of
 from mlc_llm.conversion.convert import convert_weight
 from mlc_llm.errors import MLCError, UnsupportedModel
+from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.huggingface import HuggingFaceModel
 from mlc_llm.model_files.mlc import MLCModel
 from mlc_llm.model_files.mlc_names import mlc_names
+from mlc_llm.model_files.row_pieces import Rows, pieces
 from mlc_llm.models.registry import ROWS, read_config
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import wanted_tensors
@@ -110,6 +113,40 @@ def test_experts_are_joined_and_found_again(tmp_path: Path) -> None:
             weight = weights[f"{mlp}.experts.{expert}.{of}.weight"]
             expected = dequantize_groups(quantize_groups(SCHEMES["q4f16_1"], weight))
             assert np.array_equal(dequantize(tensor.kind, tensor.data, tensor.shape), expected)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_folder_of_any_class_has_the_same_numbers(tmp_path: Path, name: str) -> None:
+    model = HuggingFaceModel.open(write_random(tmp_path / "folder", name))
+    convert_weight(model, "q0f32", tmp_path / "out", quiet)
+    made = MLCModel.open(tmp_path / "out")
+    assert made.plan().spec == model.plan().spec
+    found, expected = numbers_of(made), numbers_of(model)
+    assert found.keys() == expected.keys()
+    for key, rows in expected.items():
+        assert np.array_equal(found[key], rows), key
+
+
+def numbers_of(model: ModelFiles) -> dict[str, np.ndarray]:
+    """Of each parameter, in the order of the kernels."""
+    plan = model.plan()
+    sources = plan.matrices | {name: (one,) for name, one in plan.vectors.items()}
+    return {
+        f"{name}, part {i}": np.concatenate([*pieces(Rows(model.tensors[one.tensor], one))])
+        for name, parts in sources.items()
+        for i, one in enumerate(parts)
+    }
+
+
+def test_queries_and_gates_in_groups(tmp_path: Path) -> None:
+    model = HuggingFaceModel.open(write_random(tmp_path / "folder", "Qwen3_5ForCausalLM"))
+    convert_weight(model, "q4f16_1", tmp_path / "out", quiet)
+    made, name = MLCModel.open(tmp_path / "out"), "blk.3.attn_q.weight"
+    before, after = model.tensors[name], made.tensors[name]
+    assert before.shape == after.shape == (2 * 4 * 32, 64)
+    weight = dequantize(before.kind, before.data, before.shape)
+    expected = dequantize_groups(quantize_groups(SCHEMES["q4f16_1"], weight))
+    assert np.array_equal(dequantize(after.kind, after.data, after.shape), expected)
 
 
 def sizes() -> dict[str, tuple[int, ...]]:

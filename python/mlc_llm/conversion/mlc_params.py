@@ -87,7 +87,8 @@ def mlc_params(
 ) -> list[Param]:
     """All parameters in the order of the plan. Raises UnsupportedModel for an architecture whose
     names are not known. importance: of the columns of matrices, by GGUF's names."""
-    sources = {s.tensor: s for found in plan.matrices.values() for s in found}
+    # A tensor of several matrices, as queries and their gates are one, is written whole.
+    sources = {s.tensor: replace(s, part=None) for found in plan.matrices.values() for s in found}
     for name, source in plan.vectors.items():
         sources[LAST_NORM if name == "norm" else source.tensor] = source
     params = []
