@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conversion_tools import quiet, tiny_gguf, write_folder
+from random_folders import CONFIGS, write_random
 from safetensors.numpy import load_file, save_file
 
 from mlc_llm.conversion.config_of_gguf import config_of
@@ -102,6 +103,24 @@ def test_what_cannot_be_said_is_refused_by_name(tmp_path: Path) -> None:
         architectures=["SeedOssForCausalLM"], attention_bias=False, rope_scaling=factors
     )
     assert "seed_oss cannot say ropes[0].factors = (1.0, " in refused(seed, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("Qwen3_5ForCausalLM", "full_attention", "a gated delta rule"),
+        ("Qwen3_5ForCausalLM", "linear_attention", "attention"),
+        ("GraniteMoeHybridForCausalLM", "attention", "a state space"),
+        ("Lfm2ForCausalLM", "conv", "attention"),
+        ("Lfm2ForCausalLM", "full_attention", "a short convolution"),
+    ],
+)
+def test_models_whose_layers_are_of_one_kind(
+    tmp_path: Path, name: str, kind: str, words: str
+) -> None:
+    config = CONFIGS[name] | {"layer_types": [kind] * CONFIGS[name]["num_hidden_layers"]}
+    model = HuggingFaceModel.open(write_random(tmp_path / "folder", name, config))
+    assert f"a model without a layer of {words} is not written yet" in refused(model, tmp_path)
 
 
 def test_classes_that_are_not_written_are_named(

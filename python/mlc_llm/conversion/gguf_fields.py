@@ -18,6 +18,7 @@ from mlc_llm.conversion.state_fields import (
     by_layer,
     delta_rule,
     endless,
+    first_of,
     hybrid,
     in_turn,
     multiplied,
@@ -37,7 +38,8 @@ _THETA = 10000.0
 
 
 def _attention(spec: ModelSpec) -> AttentionSpec:
-    return next(iter(spec.attention_layers.values()))
+    """Of the first layer that has it. Raises UnsupportedModel."""
+    return first_of(spec.attention_layers, "attention")
 
 
 def _experts(spec: ModelSpec) -> ExpertsSpec | None:
@@ -275,9 +277,9 @@ def long_rope(spec: ModelSpec, config: Config) -> Fields:
 
 def kept_inputs(spec: ModelSpec, config: Config) -> Fields:
     """How many tokens a short convolution sees."""
-    found = (one.mixer for one in spec.layers)
-    kernels = [one.kernel for one in found if isinstance(one, ShortConvSpec)]
-    return {"shortconv.l_cache": kernels[0]} if kernels else {}
+    one = first_of(spec.recurrent_layers, "a short convolution")
+    assert isinstance(one, ShortConvSpec), "a class with short convolutions"
+    return {"shortconv.l_cache": one.kernel}
 
 
 class Class(NamedTuple):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from mlc_llm.conversion.gguf_entries import Value
+from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.mamba2 import CONTEXT
 from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec
@@ -13,13 +15,23 @@ from mlc_llm.models.spec import ModelSpec
 
 Fields = dict[str, Value]
 Config = Mapping[str, object]
+Layer = TypeVar("Layer")
 SECTIONS = [11, 11, 10, 0]
 """How many frequencies turn by each of the axes of images, where a config does not say it."""
 
 
+def first_of(layers: Mapping[int, Layer], what: str) -> Layer:
+    """The first of these layers. Raises UnsupportedModel if there is none: the keys of a file are
+    about such a layer."""
+    for one in layers.values():
+        return one
+    raise UnsupportedModel(f"a .gguf file of a model without a layer of {what} is not written yet")
+
+
 def state_space(spec: ModelSpec, config: Config) -> Fields:
     """Of Mamba 2."""
-    one = next(one for one in spec.recurrent_layers.values() if isinstance(one, Mamba2Spec))
+    one = first_of(spec.recurrent_layers, "a state space")
+    assert isinstance(one, Mamba2Spec), "a class with state spaces"
     return {
         "ssm.conv_kernel": one.kernel, "ssm.state_size": one.state, "ssm.group_count": one.groups,
         "ssm.inner_size": one.inner, "ssm.time_step_rank": one.heads,
@@ -28,7 +40,8 @@ def state_space(spec: ModelSpec, config: Config) -> Fields:
 
 def delta_rule(spec: ModelSpec, config: Config) -> Fields:
     """Of Qwen3.5: the mixer, and which layers have it."""
-    one = next(one for one in spec.recurrent_layers.values() if isinstance(one, GatedDeltaSpec))
+    one = first_of(spec.recurrent_layers, "a gated delta rule")
+    assert isinstance(one, GatedDeltaSpec), "a class with gated delta rules"
     made: Fields = {
         "ssm.conv_kernel": one.kernel, "ssm.state_size": one.key_dim,
         "ssm.group_count": one.key_heads, "ssm.inner_size": one.inner,
