@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
-from mlc_llm.models.attention_spec import AttentionSpec
+from mlc_llm.models.attention_spec import AttentionSpec, RopeSpec
 from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec
 from mlc_llm.models.recurrent import Mamba2Spec
 from mlc_llm.models.registry import read_config, read_gguf
@@ -71,10 +71,20 @@ def test_one_with_experts() -> None:
     assert {one.feed_forward for one in spec.layers} == {network}
 
 
+def test_the_smallest_ones_have_attention_alone_and_rotate() -> None:
+    config = {**CONFIG, "position_embedding_type": "rope", "layer_types": ["attention"] * 3}
+    spec = read_config({**config, "rope_theta": 5e5})
+    assert spec.ropes == (RopeSpec(5e5, 16),)
+    assert [one.rope for one in spec.attention_layers.values()] == [0, 0, 0]
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    assert read_config({**config, "rope_scaling": scaling}).ropes == (RopeSpec(1e4, 16, 2.0),)
+    assert read_config({**CONFIG, "position_embedding_type": None}) == read_config(CONFIG)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("position_embedding_type", "rope", "position_embedding_type is 'rope'"),
+        ("position_embedding_type", "learned", "position_embedding_type is 'learned'"),
         ("mamba_conv_bias", False, "mamba_conv_bias is False"),
         ("mamba_proj_bias", True, "mamba_proj_bias is True"),
         ("time_step_limit", [0.0, 0.1], "time_step_limit is"),

@@ -1,5 +1,6 @@
 """Granite 4 (IBM 2025): a Granite whose layers are state spaces (Mamba 2), but for a few with
-attention. Each has a dense network, or experts and a network beside them."""
+attention. Each has a dense network, or experts and a network beside them. The smallest models have
+attention in all layers, with a rotary embedding, which the others lack."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from dataclasses import replace
 from mlc_llm.models import granitemoe
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.llama import THETA
 from mlc_llm.models.network_spec import DenseSpec, FeedForward
 from mlc_llm.models.recurrent import Mamba2Spec
 from mlc_llm.models.sizes import Sizes
@@ -71,15 +73,19 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
         network = DenseSpec(wide)
     scores = values.positive("attention_multiplier", 1.0)
     spec = _spec(sizes, mixer, network, scores, [name in ATTENTION for name in names])
+    if values.choice("position_embedding_type", _ROTATES, "nope"):
+        spec = replace(spec, ropes=(values.rope(sizes.head_dim, THETA),))
+        spec = spec.with_attention(lambda _, one: replace(one, rope=0))
     keys = "embedding_multiplier", "residual_multiplier", "logits_scaling"
     return _multiplied(spec, values, *keys)
 
 
 _FIXED = {
     "hidden_act": "silu", "attention_bias": False, "mamba_proj_bias": False,
-    "mamba_conv_bias": True, "position_embedding_type": "nope",
+    "mamba_conv_bias": True,
 }  # fmt: skip
 """Settings of which one value is computed."""
+_ROTATES = {"nope": False, "rope": True}
 
 
 def _spec(
