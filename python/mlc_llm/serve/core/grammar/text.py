@@ -19,6 +19,7 @@ from mlc_llm.protocol.response_format import (
 from mlc_llm.serve.core.grammar.deep_schema import flattened
 from mlc_llm.serve.core.grammar.numbers import kept_parts
 from mlc_llm.serve.core.grammar.optional_parts import check_lark, check_pattern
+from mlc_llm.serve.core.grammar.patterns import kept_patterns
 from mlc_llm.serve.core.grammar.schema import Schema, check_parts, check_schema
 
 FIELD = "response_format"
@@ -33,7 +34,6 @@ LAYOUT: Schema = {
 }
 """JSON stands on one line. So most text between values is forced, and a model cannot write white
 space without end. A schema's own `x-guidance` may ask for another layout."""
-
 
 Split = Callable[[str], Sequence[str | int]]
 """Cuts a text at control tokens: returns strings, and the ids of the tokens between them."""
@@ -72,8 +72,12 @@ def _library_form(wanted: RequestResponseFormat, split: Split, field: str) -> Sc
 
 def _schema(schema: str | None, field: str) -> Schema:
     found: Schema = {"type": "object"} if schema is None else check_schema(schema, field)
-    kept = flattened(kept_parts(found))
-    return {**kept, "x-guidance": {**LAYOUT, **_options(found, field)}}
+    options = {**LAYOUT, **_options(found, field)}
+    return {**flattened(_kept(found)), "x-guidance": options}
+
+
+def _kept(schema: Schema) -> Schema:
+    return kept_patterns(kept_parts(schema))
 
 
 def _options(schema: Schema, field: str) -> Schema:
@@ -105,7 +109,7 @@ def _embedded(lark: str, field: str) -> str:
         except (ValueError, RecursionError):
             continue
         check_parts(schema, f"{field} %json")
-        kept = kept_parts(schema)
+        kept = _kept(schema)
         if kept != schema:
             made, start = f"{made}{lark[start : place.end()]}{json.dumps(kept)}", end
     return made + lark[start:]

@@ -1,0 +1,67 @@
+"""Patterns of JSON schemas, in a form that the grammar library keeps when it quotes them.
+
+A class of characters that has all control characters, or all but the line feed, may be written
+with every escape that JSON has, so `[^"]` would allow a quote. The library does so. Without NUL
+(which no text needs) a class is quoted one character at a time. `--` takes it out.
+"""
+
+from __future__ import annotations
+
+import re
+
+from mlc_llm.protocol.json_value import JsonValue
+from mlc_llm.protocol.schema_kinds import NAMES, SCHEMA, kind_of
+from mlc_llm.serve.core.grammar.numbers import Schema
+
+_PIECE = re.compile(r"\\[pP](?:\{[^}]*\}|.)|\\.|\[\^?\]?|\]|[^\\\[\]]+", re.DOTALL)
+"""A Unicode property, an escape, the beginning of a class, the end of one, or other text. A `]`
+that comes first in a class is a letter of it."""
+_MAY_HAVE_NUL = re.compile(r"\[\^|\\[pPWDSxu]|[\x00-\x1f]")
+
+
+def kept_pattern(pattern: str) -> str:
+    """The pattern without NUL in its classes, and in Unicode properties."""
+    made, depth, start = "", 0, 0
+    for found in _PIECE.finditer(pattern):
+        piece = found[0]
+        if piece[0] == "[":
+            start = found.start() if not depth else start
+            depth += 1
+        elif piece == "]" and depth:
+            depth -= 1
+            if not depth:
+                made += _without_nul(pattern[start : found.end()])
+        elif not depth:
+            made += _without_nul(piece) if piece[:2] in (r"\p", r"\P") else piece
+    return made if not depth else pattern
+
+
+def _without_nul(one: str) -> str:
+    """A class, or a Unicode property."""
+    return f"[{one}--\\x00]" if _MAY_HAVE_NUL.search(one) else one
+
+
+def kept_patterns(node: Schema, kind: int = SCHEMA) -> Schema:
+    """A copy of a schema, with patterns that the library keeps."""
+    made: Schema = {}
+    for key, one in node.items():
+        inner = kind_of(kind, key)
+        if kind is SCHEMA and key == "pattern" and isinstance(one, str):
+            made[key] = kept_pattern(one)
+        elif kind is SCHEMA and key == "patternProperties" and isinstance(one, dict):
+            made[key] = _named(kept_patterns(one, NAMES))
+        else:
+            made[key] = _kept(one, inner)
+    return made
+
+
+def _kept(value: JsonValue, kind: int) -> JsonValue:
+    if isinstance(value, list):
+        return [_kept(one, kind) for one in value]
+    return kept_patterns(value, kind) if isinstance(value, dict) else value
+
+
+def _named(by_pattern: Schema) -> Schema:
+    """What stands under patterns. No two of them become one."""
+    made = {kept_pattern(pattern): one for pattern, one in by_pattern.items()}
+    return made if len(made) == len(by_pattern) else by_pattern

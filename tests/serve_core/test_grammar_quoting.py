@@ -1,0 +1,73 @@
+"""Texts in JSON: what patterns mean when they are quoted."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from grammar_tools import EndlessTokenizer, allowed_ids, response_format
+from hostile_grammars import lark, schema
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlc_llm.serve.core.grammar.compiler import GrammarCompiler
+from mlc_llm.serve.core.grammar.patterns import kept_pattern
+
+BYTES = GrammarCompiler(EndlessTokenizer(), 256, [])  # type: ignore[arg-type]
+
+
+def accepts(wanted: dict[str, Any], text: str) -> bool:
+    matcher = BYTES.compile(response_format(wanted)).matcher()
+    for token in text.encode():
+        if matcher.is_finished or token not in allowed_ids(matcher.mask()):
+            return False
+        matcher.accept(token)
+    return matcher.is_finished or matcher._library.is_accepting()
+
+
+def text_of(pattern: str) -> dict[str, Any]:
+    return schema({"type": "string", "pattern": pattern})
+
+
+WITHOUT_QUOTES = [r'^[^"\\]*$', r'^[^"\n\\]+$', r'^(?:[^"\\]|\[)*$', r"^\P{Po}*$", r'^[^\]"\\]*$']
+
+
+@pytest.mark.parametrize("pattern", WITHOUT_QUOTES)
+def test_a_class_that_excludes_a_quote_excludes_it_in_json(pattern: str) -> None:
+    for value in ('"', "\\", 'a"b', "a\\", "\\\\"):
+        assert not accepts(text_of(pattern), json.dumps(value)), value
+    for value in ("a", "a b", "a\tb", "ä[", "\x01"):
+        assert accepts(text_of(pattern), json.dumps(value, ensure_ascii=False)), value
+
+
+def test_the_same_for_names_of_properties_and_in_lark() -> None:
+    value = {"type": "object", "patternProperties": {'^[^"]*$': {"type": "integer"}}}
+    value |= {"additionalProperties": {"type": "string"}}
+    for wanted in (schema(value), lark(f"start: %json {json.dumps(value)}")):
+        assert accepts(wanted, '{"a": 1}') and accepts(wanted, '{"\\"": "x"}')
+        assert not accepts(wanted, '{"\\"": 1}')
+    inner = {"type": "string", "pattern": '^[^"]*$'}
+    assert not accepts(lark(f"start: %json {json.dumps(inner)}"), '"\\""')
+
+
+CLASSES = st.lists(st.sampled_from(["a", "-", "]", '"', "\\", "^", "\n", "ä", "\x01"]), max_size=4)
+
+
+@given(CLASSES, st.booleans(), st.sampled_from(["a", "b", '"', "\\", "]", "^", "\n", "ä", "\x01"]))
+def test_classes_mean_in_json_what_they_mean(letters: list[str], negated: bool, one: str) -> None:
+    if not letters:
+        return
+    inside = "".join(re.escape(letter) for letter in letters)
+    pattern = f"^[{'^' if negated else ''}{inside}]$"
+    found = accepts(text_of(pattern), json.dumps(one, ensure_ascii=False))
+    assert found == ((one in letters) != negated)
+
+
+def test_what_a_pattern_becomes() -> None:
+    assert kept_pattern(r"^[a-z]+\d[.]$") == r"^[a-z]+\d[.]$"
+    assert kept_pattern(r"\[^x\]") == r"\[^x\]"
+    assert kept_pattern(r'[^"]+a') == r'[[^"]--\x00]+a'
+    assert kept_pattern("[^a[^b]]") == r"[[^a[^b]]--\x00]"
+    assert kept_pattern("[^a") == "[^a"
