@@ -1,4 +1,4 @@
-"""Texts in JSON: what patterns mean when they are quoted."""
+"""Texts in JSON: what patterns and names of properties mean when they are quoted."""
 
 from __future__ import annotations
 
@@ -71,3 +71,24 @@ def test_what_a_pattern_becomes() -> None:
     assert kept_pattern(r'[^"]+a') == r'[[^"]--\x00]+a'
     assert kept_pattern("[^a[^b]]") == r"[[^a[^b]]--\x00]"
     assert kept_pattern("[^a") == "[^a"
+
+
+OPEN = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "\n": {"type": "integer"}},
+    "additionalProperties": {"type": "string"},
+}
+
+
+@pytest.mark.parametrize("where", ["schema", "lark"])
+def test_a_name_has_one_spelling(where: str) -> None:
+    wanted = schema(OPEN) if where == "schema" else lark(f"start: %json {json.dumps(OPEN)}")
+    for text in ('{"\\u0061": "x"}', '{"\\u000a": "x"}', '{"a": "x"}', '{"a": 1, "\\u0061": "x"}'):
+        assert not accepts(wanted, text), text
+    for text in ('{"a": 1, "\\n": 2, "b": "x"}', '{"\\"": "\\\\ä\\t"}', '{"ä": "x"}'):
+        assert accepts(wanted, text), text
+
+
+def test_closed_objects_have_all_control_characters() -> None:
+    closed = {**OPEN, "properties": {"a": {"type": "string"}}, "additionalProperties": False}
+    assert accepts(schema(closed), '{"a": "\\u001b"}')

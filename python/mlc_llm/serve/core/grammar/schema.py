@@ -64,6 +64,17 @@ def check_parts(schema: Part, field: str) -> None:
         _check_patterns(node, field)
 
 
+def has_open_objects(schema: Part) -> bool:
+    """Whether an object may have properties that are not listed, beside some that are."""
+    return any(
+        kind is SCHEMA
+        and isinstance(node, dict)
+        and node.get("additionalProperties") is not False
+        and any(node.get(key) for key in ("properties", "patternProperties", "required"))
+        for node, _, kind in _walk(schema)
+    )
+
+
 def _check_references(node: Schema, field: str) -> None:
     for key in ("$ref", "$dynamicRef", "$recursiveRef"):
         target = node.get(key)

@@ -20,7 +20,12 @@ from mlc_llm.serve.core.grammar.deep_schema import flattened
 from mlc_llm.serve.core.grammar.numbers import kept_parts
 from mlc_llm.serve.core.grammar.optional_parts import check_lark, check_pattern
 from mlc_llm.serve.core.grammar.patterns import kept_patterns
-from mlc_llm.serve.core.grammar.schema import Schema, check_parts, check_schema
+from mlc_llm.serve.core.grammar.schema import (
+    Schema,
+    check_parts,
+    check_schema,
+    has_open_objects,
+)
 
 FIELD = "response_format"
 MAX_EMBEDDED = 128
@@ -34,6 +39,9 @@ LAYOUT: Schema = {
 }
 """JSON stands on one line. So most text between values is forced, and a model cannot write white
 space without end. A schema's own `x-guidance` may ask for another layout."""
+_ONE_SPELLING: Schema = {"json_allowed_escapes": 'nrbtf\\"'}
+"""For schemas with open objects. With `\\u`, `"\\u0061"` would be another name than `"a"` to the
+library. Control characters other than \\b, \\f, \\n, \\r and \\t cannot be written then."""
 
 Split = Callable[[str], Sequence[str | int]]
 """Cuts a text at control tokens: returns strings, and the ids of the tokens between them."""
@@ -72,12 +80,16 @@ def _library_form(wanted: RequestResponseFormat, split: Split, field: str) -> Sc
 
 def _schema(schema: str | None, field: str) -> Schema:
     found: Schema = {"type": "object"} if schema is None else check_schema(schema, field)
-    options = {**LAYOUT, **_options(found, field)}
+    options = {**LAYOUT, **_escapes(found), **_options(found, field)}
     return {**flattened(_kept(found)), "x-guidance": options}
 
 
 def _kept(schema: Schema) -> Schema:
     return kept_patterns(kept_parts(schema))
+
+
+def _escapes(schema: Schema) -> Schema:
+    return _ONE_SPELLING if has_open_objects(schema) else {}
 
 
 def _options(schema: Schema, field: str) -> Schema:
@@ -109,7 +121,9 @@ def _embedded(lark: str, field: str) -> str:
         except (ValueError, RecursionError):
             continue
         check_parts(schema, f"{field} %json")
-        kept = _kept(schema)
+        kept, escapes = _kept(schema), _escapes(schema)
+        if escapes:
+            kept["x-guidance"] = {**escapes, **_options(schema, f"{field} %json")}
         if kept != schema:
             made, start = f"{made}{lark[start : place.end()]}{json.dumps(kept)}", end
     return made + lark[start:]
