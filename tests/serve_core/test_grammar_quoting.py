@@ -12,6 +12,7 @@ from hostile_grammars import lark, schema
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlc_llm.errors import InvalidField
 from mlc_llm.serve.core.grammar.compiler import GrammarCompiler
 from mlc_llm.serve.core.grammar.patterns import kept_pattern
 
@@ -92,3 +93,11 @@ def test_a_name_has_one_spelling(where: str) -> None:
 def test_closed_objects_have_all_control_characters() -> None:
     closed = {**OPEN, "properties": {"a": {"type": "string"}}, "additionalProperties": False}
     assert accepts(schema(closed), '{"a": "\\u001b"}')
+
+
+def test_more_unlisted_properties_than_one_cannot_be_asked_for() -> None:
+    value: dict[str, Any] = {"type": "object", "properties": {"a": {}}, "required": ["a"]}
+    assert accepts(schema({**value, "minProperties": 2}), '{"a": 1, "b": 2}')
+    assert not accepts(schema({**value, "minProperties": 2}), '{"a": 1}')
+    with pytest.raises(InvalidField, match="minProperties"):
+        accepts(schema({**value, "minProperties": 3}), "")

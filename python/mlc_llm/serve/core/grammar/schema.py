@@ -61,6 +61,7 @@ def check_parts(schema: Part, field: str) -> None:
         _check_references(node, field)
         _check_values(node, field)
         check_numbers(node, field)
+        _check_count(node, field)
         _check_patterns(node, field)
 
 
@@ -89,6 +90,18 @@ def _check_values(node: Schema, field: str) -> None:
     for value in [node.get("const"), *(given if isinstance(given, list) else ())]:
         if isinstance(value, (str, list, dict)) and len(json.dumps(value)) > MAX_VALUE_CHARS:
             raise _too_much(field, "a value of more than", MAX_VALUE_CHARS, "characters")
+
+
+def _check_count(node: Schema, field: str) -> None:
+    """Two properties that are not listed might have one name."""
+    least, needed = node.get("minProperties"), node.get("required")
+    names = needed if isinstance(needed, list) else []
+    if isinstance(least, (int, float)) and least > len(names) + 1:
+        allowed = (
+            "a grammar cannot keep apart the names that are not listed: a schema may ask for one "
+            "property more than are required"
+        )
+        raise InvalidField(f"{field} minProperties", least, allowed)
 
 
 def _check_patterns(node: Schema, field: str) -> None:
