@@ -1,4 +1,4 @@
-"""Texts in JSON: what patterns and names of properties mean when they are quoted."""
+"""Texts in JSON: what patterns, formats and names of properties mean when they are quoted."""
 
 from __future__ import annotations
 
@@ -101,3 +101,26 @@ def test_more_unlisted_properties_than_one_cannot_be_asked_for() -> None:
     assert not accepts(schema({**value, "minProperties": 2}), '{"a": 1}')
     with pytest.raises(InvalidField, match="minProperties"):
         accepts(schema({**value, "minProperties": 3}), "")
+
+
+@pytest.mark.parametrize(
+    ("form", "right", "wrong"),
+    [
+        (
+            "date",
+            ["2024-02-29", "2000-02-29", "2023-02-28", "2023-12-31", "1999-10-30"],
+            ["2023-02-29", "1900-02-29", "2100-02-29", "2024-02-30", "2024-04-31"],
+        ),
+        ("time", ["23:59:59Z", "10:00:00.5-07:30"], ["23:59:60Z", "10:00:60+07:30"]),
+        (
+            "date-time",
+            ["2024-02-29T10:00:00Z", "2023-11-30t10:00:59.25+01:00"],
+            ["2023-02-29T10:00:00Z", "2024-02-29T10:00:60Z"],
+        ),
+    ],
+)
+def test_days_and_seconds_that_exist(form: str, right: list[str], wrong: list[str]) -> None:
+    for more in ({}, {"pattern": "^."}, {"pattern": "^.", "allOf": [{"minLength": 3}]}):
+        wanted = schema({"type": "string", "format": form, **more})
+        assert all(accepts(wanted, json.dumps(value)) for value in right)
+        assert not any(accepts(wanted, json.dumps(value)) for value in wrong)

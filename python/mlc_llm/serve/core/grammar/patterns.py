@@ -18,6 +18,14 @@ _PIECE = re.compile(r"\\[pP](?:\{[^}]*\}|.)|\\.|\[\^?\]?|\]|[^\\\[\]]+", re.DOTA
 that comes first in a class is a letter of it."""
 _MAY_HAVE_NUL = re.compile(r"\[\^|\\[pPWDSxu]|[\x00-\x1f]")
 
+_SECONDS = r":[0-5][0-9][.Zz+-]"
+"""Of a time without a leap second. Nothing has one of these behind it but seconds."""
+_LEAP_YEAR = "..(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00"
+_DAY = f"^(?:.{{5}}(?:0[13-9]|1|02-(?:[01]|2[0-8]))|(?:{_LEAP_YEAR})-02-29)"
+_OF_FORMATS = {"time": _SECONDS, "date": _DAY, "date-time": f"{_DAY}.*{_SECONDS}"}
+"""What the library leaves out of formats: it takes February 29 in each year, and second 60 in each
+minute. RFC 3339 has that at the end of a month alone, and most readers do not know it."""
+
 
 def kept_pattern(pattern: str) -> str:
     """The pattern without NUL in its classes, and in Unicode properties."""
@@ -52,7 +60,19 @@ def kept_patterns(node: Schema, kind: int = SCHEMA) -> Schema:
             made[key] = _named(kept_patterns(one, NAMES))
         else:
             made[key] = _kept(one, inner)
+    if kind is SCHEMA:
+        _hold_to_format(made)
     return made
+
+
+def _hold_to_format(node: Schema) -> None:
+    name = node.get("format")
+    pattern = _OF_FORMATS.get(name) if isinstance(name, str) else None
+    others = node.get("allOf", [])
+    if pattern is not None and "pattern" not in node:
+        node["pattern"] = pattern
+    elif pattern is not None and isinstance(others, list):
+        node["allOf"] = [*others, {"pattern": pattern}]
 
 
 def _kept(value: JsonValue, kind: int) -> JsonValue:
