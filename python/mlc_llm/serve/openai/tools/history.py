@@ -35,6 +35,8 @@ _GOES_THROUGH = re.compile(
     r"|in [\w.]*arguments\s*-?%\}"
 )
 """A template that shows arguments one by one, so that they have to be an object."""
+_WRITES_ROLES = re.compile(r"\bmessage(\.role|\[.role.\])\s*[+~]")
+"""A template that writes the roles of messages as they are."""
 _REFUSES_SYSTEM = "System role not supported"
 """In the templates of Gemma 2."""
 
@@ -65,7 +67,7 @@ def shown_messages(
             wanted = replace(wanted, text_arguments=False)
         found = [_with_text(_adapted(one, wanted), template) for one in found]
         found = [_with_thoughts(one, template) for one in found]
-    if is_generic or not _shows_results(template):
+    if is_generic or not _shows_results(template, known is not None):
         found = results_as_user(found)
     if tools and not itself:
         found = with_tools(found, tools, family)
@@ -74,10 +76,13 @@ def shown_messages(
     return found, itself
 
 
-def _shows_results(template: Template) -> bool:
+def _shows_results(template: Template, has_form: bool) -> bool:
+    """has_form: the template shows a known form of calls, so any role that it writes includes that
+    of results."""
     if isinstance(template, Conversation):
         return "tool" in template.roles
-    return any(mark in template.source for mark in ('"tool"', "'tool'", "tool_call_id"))
+    named = any(mark in template.source for mark in ('"tool"', "'tool'", "tool_call_id"))
+    return named or (has_form and _WRITES_ROLES.search(template.source) is not None)
 
 
 def call_family(template: Template | None) -> Family:
