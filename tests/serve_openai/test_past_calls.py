@@ -32,3 +32,32 @@ def test_results_are_of_the_user_where_the_form_of_calls_is_not_known() -> None:
     for tools in (BODY["tools"], None):
         prompt = Chat({"messages": MESSAGES, "tools": tools}, template).prompt
         assert prompt.endswith("<user><tool_response>\nnoon\n</tool_response>")
+
+
+THINKING = FORM + (
+    "{% for message in messages %}"
+    "{% if message.thinking %}<think>{{ message.thinking }}</think>REFUSAL{% endif %}"
+    "{{ message.content }}{% endfor %}"
+)
+REFUSAL = (
+    "{% if message.content %}"
+    "{{ raise_exception('Cannot pass both content and thinking in a message') }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "text", "shown"),
+    [
+        ("", "I look.", "<think>Hm.</think>I look."),
+        ("", None, "<think>Hm.</think>"),
+        (REFUSAL, "I look.", "I look."),
+        (REFUSAL, None, "<think>Hm.</think>"),
+    ],
+)
+def test_thoughts_beside_a_text_are_shown_if_the_template_takes_both(
+    refusal: str, text: str | None, shown: str
+) -> None:
+    messages = [{**MESSAGES[1], "content": text, "reasoning_content": "Hm."}, MESSAGES[2]]
+    template = jinja(THINKING.replace("REFUSAL", refusal))
+    prompt = Chat({**BODY, "messages": [MESSAGES[0], *messages]}, template).prompt
+    assert prompt.startswith("When?" + shown) and "noon" in prompt

@@ -37,6 +37,8 @@ _GOES_THROUGH = re.compile(
 """A template that shows arguments one by one, so that they have to be an object."""
 _WRITES_ROLES = re.compile(r"\bmessage(\.role|\[.role.\])\s*[+~]")
 """A template that writes the roles of messages as they are."""
+_REFUSES_BOTH = "Cannot pass both content and thinking"
+"""In the template of gpt-oss."""
 _REFUSES_SYSTEM = "System role not supported"
 """In the templates of Gemma 2."""
 
@@ -148,9 +150,11 @@ def _field(message: TemplateMessage, name: str) -> object:
 
 
 def _with_thoughts(message: TemplateMessage, template: Template) -> TemplateMessage:
-    """Some templates call past thoughts `thinking`; beside calls they take no text then."""
-    thoughts = _field(message, "reasoning_content")
-    if not thoughts or message["content"] or "message.thinking" not in source_of(template):
+    """Some templates call past thoughts `thinking`; one of them takes no text beside these."""
+    thoughts, source = _field(message, "reasoning_content"), source_of(template)
+    if not thoughts or "message.thinking" not in source:
+        return message
+    if message["content"] and _REFUSES_BOTH in source:
         return message
     return cast("TemplateMessage", {**message, "thinking": thoughts})
 
