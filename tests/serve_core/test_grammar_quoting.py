@@ -95,6 +95,16 @@ def test_closed_objects_have_all_control_characters() -> None:
     assert accepts(schema(closed), '{"a": "\\u001b"}')
 
 
+def test_values_that_need_another_spelling_are_refused_beside_open_objects() -> None:
+    for value in ({"enum": [1, ["\x7f"]]}, {"const": {"a": "\x1b"}}):
+        wanted = {**OPEN, "properties": {"b": value}}
+        key = next(iter(value))
+        with pytest.raises(InvalidField, match=f"response_format.schema {key}") as caught:
+            accepts(schema(wanted), "")
+        assert "additionalProperties" in str(caught.value)
+        assert not accepts(schema({**wanted, "additionalProperties": False}), '{"c": 1}')
+
+
 def test_more_unlisted_properties_than_one_cannot_be_asked_for() -> None:
     value: dict[str, Any] = {"type": "object", "properties": {"a": {}}, "required": ["a"]}
     assert accepts(schema({**value, "minProperties": 2}), '{"a": 1, "b": 2}')

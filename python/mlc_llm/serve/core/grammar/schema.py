@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
@@ -25,6 +26,8 @@ MAX_ENUM = 10_000
 """In all lists of values together."""
 MAX_VALUE_CHARS = 16 * 1024
 """The length of one value as JSON. It is forced text, which takes time in each step."""
+_NEEDS_U = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+"""What the grammar library writes with `\\u`."""
 
 
 def check_schema(text: str, field: str) -> Schema:
@@ -74,6 +77,31 @@ def has_open_objects(schema: Part) -> bool:
         and any(node.get(key) for key in ("properties", "patternProperties", "required"))
         for node, _, kind in _walk(schema)
     )
+
+
+def check_spellings(schema: Part, field: str) -> None:
+    """Raise `InvalidField` for a value that JSON cannot have without `\\u`."""
+    for node, _, kind in _walk(schema):
+        if kind is not SCHEMA or not isinstance(node, dict):
+            continue
+        for key in ("const", "enum"):
+            if any(_NEEDS_U.search(text) for text in _texts(node.get(key))):
+                allowed = (
+                    "only texts without such control characters, since an object may have "
+                    "properties that the schema does not list: set additionalProperties to false"
+                )
+                raise InvalidField(f"{field} {key}", node[key], allowed)
+
+
+def _texts(value: JsonValue) -> Iterator[str]:
+    """All texts of a value, without the names of properties."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, (dict, list)):
+            waiting += [child for _, child in _children(one)]
 
 
 def _check_references(node: Schema, field: str) -> None:

@@ -24,6 +24,7 @@ from mlc_llm.serve.core.grammar.schema import (
     Schema,
     check_parts,
     check_schema,
+    check_spellings,
     has_open_objects,
 )
 
@@ -80,7 +81,7 @@ def _library_form(wanted: RequestResponseFormat, split: Split, field: str) -> Sc
 
 def _schema(schema: str | None, field: str) -> Schema:
     found: Schema = {"type": "object"} if schema is None else check_schema(schema, field)
-    options = {**LAYOUT, **_escapes(found), **_options(found, field)}
+    options = {**LAYOUT, **_escapes(found, field), **_options(found, field)}
     return {**flattened(_kept(found)), "x-guidance": options}
 
 
@@ -88,8 +89,11 @@ def _kept(schema: Schema) -> Schema:
     return kept_patterns(kept_parts(schema))
 
 
-def _escapes(schema: Schema) -> Schema:
-    return _ONE_SPELLING if has_open_objects(schema) else {}
+def _escapes(schema: Schema, field: str) -> Schema:
+    if not has_open_objects(schema):
+        return {}
+    check_spellings(schema, field)
+    return _ONE_SPELLING
 
 
 def _options(schema: Schema, field: str) -> Schema:
@@ -121,7 +125,7 @@ def _embedded(lark: str, field: str) -> str:
         except (ValueError, RecursionError):
             continue
         check_parts(schema, f"{field} %json")
-        kept, escapes = _kept(schema), _escapes(schema)
+        kept, escapes = _kept(schema), _escapes(schema, f"{field} %json")
         if escapes:
             kept["x-guidance"] = {**escapes, **_options(schema, f"{field} %json")}
         if kept != schema:
