@@ -66,6 +66,21 @@ def test_log_probabilities_that_were_shown_are_not_kept() -> None:
     assert [block.logprobs for block in lines._blocks.all] == [[]]
 
 
+def test_tokens_of_calls_have_log_probabilities() -> None:
+    tokens = [json.dumps({"token": one}) for one in "abcdef"]
+    pieces = [
+        ChoicePiece(0, "", None, tokens[:2], calls=[CallPiece(0, "call_1", "add", "")]),
+        ChoicePiece(0, "", None, tokens[2:3], calls=[CallPiece(0, None, None, '{"a": 1}')]),
+        ChoicePiece(0, "", None, tokens[3:5], calls=[CallPiece(1, "call_2", "add", "{}")]),
+        ChoicePiece(0, "", "tool_calls", tokens[5:]),
+    ]
+    shown = [
+        [one["token"] for one in line.get("logprobs", ())] for line in lines_of("chat", *pieces)
+    ]
+    assert shown == [["a", "b", "c"], ["d", "e", "f"], []]
+    assert [one["token"] for one in whole_of("chat", *pieces)["logprobs"]] == list("abcdef")
+
+
 def test_the_lines_of_a_prompt() -> None:
     *found, last = lines_of("generate", *PIECES[:2])
     assert [(one["response"], one.get("thinking")) for one in found] == [

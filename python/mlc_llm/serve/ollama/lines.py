@@ -79,6 +79,7 @@ class Lines:
         if block.kind == "call":
             if news.step == "closed":
                 yield json.dumps(self._whole([block], {"done": False}))
+                block.logprobs.clear()
         elif news.step == "grew":
             yield self._grown(block, news)
 

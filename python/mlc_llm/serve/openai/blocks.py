@@ -97,8 +97,10 @@ class Blocks:
             yield from self._grown("text", piece.text, piece.logprobs)
         elif piece.logprobs and not has_words:  # tokens that say nothing, such as marks
             yield from self._grown(self._open.kind if self._open else "text", "", piece.logprobs)
+        unsaid = None if piece.text or piece.reasoning else piece.logprobs
         for call in piece.calls:
-            yield from self._called(call)
+            yield from self._called(call, unsaid)
+            unsaid = None
         if piece.finish_reason is not None:
             self.finish_reason, self.stop_str = piece.finish_reason, piece.stop_str
             yield from self._closed()
@@ -113,14 +115,14 @@ class Blocks:
         block.grow(text, logprobs)
         yield BlockNews("grew", block, text, logprobs)
 
-    def _called(self, call: CallPiece) -> Iterator[BlockNews]:
+    def _called(self, call: CallPiece, logprobs: list[str] | None) -> Iterator[BlockNews]:
         block = self._open
         if block is None or block.call_index != call.index:
             yield from self._closed()
             block = yield from self._opened(Block(len(self.all), "call", call))
+        block.grow(call.arguments, logprobs)
         if call.arguments:
-            block.grow(call.arguments)
-            yield BlockNews("grew", block, call.arguments)
+            yield BlockNews("grew", block, call.arguments, logprobs)
 
     def _opened(self, block: Block) -> Generator[BlockNews, None, Block]:
         self.all.append(block)
