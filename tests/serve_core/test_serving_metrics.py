@@ -108,6 +108,23 @@ def test_what_runs_and_waits_is_seen_between_steps() -> None:
     assert found["kv_pages_used"] > 0 and found["prefix_cache_sequences"] > 0
 
 
+@pytest.mark.parametrize("mode", ["radix", "disable"])
+def test_the_prefix_cache_keeps_what_has_ended(mode: Any) -> None:
+    harness, _ = harness_of()
+    harness = Harness(harness.runner, EngineConfig(prefix_cache_mode=mode))
+    debug = {"pinned_system_prompt": mode == "radix"}
+    harness.add("short", prompt_of(20), max_tokens=2, debug_config=debug)
+    harness.add("shorter", prompt_of(20, 3), max_tokens=1)
+    harness.add("long", prompt_of(20, 5), max_tokens=9)
+    kept = []
+    for _ in range(3):
+        kept.append(serving(harness)["prefix_cache_sequences"])
+        harness.step()
+    assert kept == ([0, 1, 2] if mode == "radix" else [0, 0, 0])
+    harness.run()
+    assert serving(harness)["prefix_cache_sequences"] == (3 if mode == "radix" else 0)
+
+
 def test_a_request_with_several_sequences_counts_once() -> None:
     harness, _ = harness_of()
     harness.add("several", prompt_of(20), max_tokens=3, n=3)

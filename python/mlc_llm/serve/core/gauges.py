@@ -22,5 +22,5 @@ def gauges(scheduler: Scheduler, runner: Runner) -> dict[str, float]:
         # What the prefix cache keeps is given back as soon as it is needed. Pages that running
         # sequences share are counted for each of them, but no more than are used.
         "kv_cache_usage": min(used, needed) / pages if pages else 0.0,
-        "prefix_cache_sequences": scheduler.slots.cache.num_sequences,
+        "prefix_cache_sequences": scheduler.slots.cache.num_kept,
     }

@@ -103,6 +103,11 @@ class PrefixCache:
         return len(self._active) + len(self._recycling) + len(self._pinned)
 
     @property
+    def num_kept(self) -> int:
+        """Those that have ended."""
+        return len(self._recycling) + len(self._pinned)
+
+    @property
     def recycling(self) -> list[int]:
         """Ids, the next one to be evicted first."""
         return list(self._recycling)
