@@ -10,9 +10,12 @@ from core_harness import Harness, prompt_of
 from spec_tools import drafted, speculative
 from test_speculation import REQUESTS, answers, small_runner
 
+from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Hidden, Sampled, Sampling
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.speculation.medusa import MedusaDrafter
+from mlc_llm.serve.data import TokenData
+from mlc_llm.serve.request import Request
 from mlc_llm.testing.fake_runner import HIDDEN, FakeRunner
 from mlc_llm.testing.fake_sampling import fake_logits, sample
 
@@ -81,6 +84,17 @@ def test_no_vector_is_asked_for_without_heads() -> None:
     harness.run()
     rows = [row for batch in runner.batches for row in batch.rows]
     assert rows and not any(one.wants_hidden for row in rows for one in row.samplings)
+
+
+def test_vectors_for_heads_are_no_embeddings() -> None:
+    harness = speculative(Watched(SeeingHeads()), FakeRunner(), HEADS)
+    config = GenerationConfig(max_tokens=0)
+    data = [TokenData(prompt_of(20))]
+    harness.add_request(Request("scored", data, config, prompt_logprobs=0))
+    harness.add_request(Request("asked", data, config, is_embedding=True))
+    harness.run()
+    assert harness.seen["scored"].embedding is None
+    assert harness.seen["asked"].embedding is not None
 
 
 def test_a_head_that_fails_costs_its_drafts_only() -> None:

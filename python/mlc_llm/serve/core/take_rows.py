@@ -70,7 +70,8 @@ class RowTaker:
     ) -> None:
         """Take in a row's samples, and end the sequence if they end it."""
         if sequence.request.ends_with_prompt:
-            sequence.request.embedding = samples[0].hidden
+            if sequence.request.is_embedding:  # draft heads want hidden vectors, too
+                sequence.request.embedding = samples[0].hidden
             if sequence.index == 0:
                 self._telemetry.serving.prompt_tokens += sequence.request.metrics.prompt_tokens
             self._scheduler.finish(sequence, Status.LENGTH)
