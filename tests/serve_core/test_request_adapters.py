@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,21 @@ def test_draft_tokens_have_the_adapter_too() -> None:
     harness.run()
     assert any(len(row.samplings) > 1 for b in harness.runner.batches for row in b.rows)
     assert owners(harness) == {0}
+
+
+@pytest.mark.parametrize("salt", ["adapter 1:", "adapter 0:", "adapter 0:adapter 1:", "x"])
+def test_no_salt_gives_the_prompts_of_an_adapter(salt: str) -> None:
+    harness = harness_of(1, "a")
+    for i, (adapter, own) in enumerate([("a", ""), ("a", "x"), ("", ""), ("", "adapter 1:x")]):
+        harness.add_request(replace(request(str(i), adapter), cache_salt=own))
+    harness.run()
+    before = harness.core.metrics()["prefill_tokens_sum"]
+    harness.add_request(replace(request("salted", ""), cache_salt=salt))
+    harness.run()
+    assert harness.core.metrics()["prefill_tokens_sum"] - before == 50
+    harness.add_request(replace(request("again", ""), cache_salt=salt))
+    harness.run()
+    assert harness.core.metrics()["prefill_tokens_sum"] - before == 51
 
 
 def test_prompts_of_another_adapter_are_not_shared() -> None:

@@ -16,6 +16,8 @@ from mlc_llm.protocol import checks
 from mlc_llm.runtime.batch import AdapterParts
 
 MAX_NAME_CHARS = 256
+_MARK = "adapter "
+"""How the salts of adapters begin."""
 Load: TypeAlias = Callable[[int, AdapterParts], None]
 
 
@@ -30,11 +32,6 @@ class Adapter:
     users: int = 0
     """Requests that have it."""
     is_dropped: bool = False
-
-    @property
-    def salt(self) -> str:
-        """In front of the salts of its requests: keys and values are those of the adapter."""
-        return f"adapter {self.number}:"
 
 
 class Adapters:
@@ -96,6 +93,14 @@ class Adapters:
     def _free_slot(self, adapter: Adapter) -> None:
         if adapter.is_dropped and not adapter.users:
             self._free.append(adapter.slot)
+
+
+def salt_of(adapter: Adapter | None, own: str) -> str:
+    """The salt of a request, with its `own` one: keys and values are those of the adapter. Without
+    an adapter it is the own one, unless that looks like one of an adapter."""
+    if adapter is None and not own.startswith(_MARK):
+        return own
+    return f"{_MARK}{0 if adapter is None else adapter.number}:{own}"
 
 
 def no_adapters() -> Adapters:

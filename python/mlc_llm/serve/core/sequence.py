@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Hidden, LogitBias, Sampled
+from mlc_llm.serve.core.adapters import salt_of
 from mlc_llm.serve.core.sequence_state import FINISH_REASON, OutputState, Progress, SamplingState
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class RequestState:
         self.stop_token_ids = stop_token_ids
         """Empty with `ignore_eos`."""
         self.adapter = adapter
-        self.cache_salt = cache_salt if adapter is None else adapter.salt + cache_salt
+        self.cache_salt = salt_of(adapter, cache_salt)
         self.counts_tokens = _has_penalty(config)
         self.logit_bias = LogitBias(config.logit_bias)
         """One object for every token of every sequence."""
