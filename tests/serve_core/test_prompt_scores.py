@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,30 @@ def test_a_preempted_prompt_is_scored_once() -> None:
     check_scores(seen["scored"], prompt_of(60), 1)
     scored = [row.scoring for one in harness.runner.batches for row in one.rows]
     assert sum(len(one.next_ids) for one in scored if one is not None) == 59
+
+
+def test_a_scored_prompt_is_computed_exactly_every_time() -> None:
+    harness = Harness(FakeRunner(num_pages=18, page_size=4, max_num_sequence=3))
+    ask(harness, "a", prompt_of(4, 1), max_tokens=30)
+    harness.step()
+    ask(harness, "scored", prompt_of(56), top=1, n=2, max_tokens=5)
+    harness.run()
+    assert harness.core.num_preemptions > 0
+    rows = [row for one in harness.runner.batches for row in one.rows]
+    assert sum(len(row.token_ids) for row in rows) > 4 + 30 + 56 + 5 + 5, "computed again"
+    assert sum(row.prompt_tokens for row in rows) == 4, "those of the other request"
+
+
+def test_where_prompts_are_less_exact_others_take_nothing_over() -> None:
+    runner, prompt = FakeRunner(), prompt_of(40)
+    runner.limits = replace(runner.limits, precision="fast-prompts")
+    harness, cached = Harness(runner), []
+    for i, top in enumerate([0, None, None, 0]):
+        ask(harness, str(i), prompt, top=top, n=2)
+        usage = harness.run()[str(i)].usage
+        assert usage is not None
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert cached == [0, 0, 39, 0]
 
 
 def test_a_fault_in_a_score_ends_the_request_alone() -> None:

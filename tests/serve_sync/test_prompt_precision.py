@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from mlc_llm.backends.cpu.target import missing_features
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.data import RequestStreamOutput, TextData
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 
 PROMPTS = ["The cat", "a much longer prompt " * 6, "x", "Hello, world. How are you?"]
@@ -27,9 +29,15 @@ def with_setting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("MLC_LLM_KERNELS", request.param)
 
 
-def engine(tiny: Path, **settings: Any) -> SyncMLCEngine:
+def engine(tiny: Path, callback: Any = None, **settings: Any) -> SyncMLCEngine:
     config = EngineConfig(**settings)
-    return SyncMLCEngine(str(tiny), "cpu", engine_config=config, enable_tracing=True)
+    return SyncMLCEngine(
+        str(tiny),
+        "cpu",
+        engine_config=config,
+        enable_tracing=True,
+        request_stream_callback=callback,
+    )
 
 
 @pytest.mark.usefixtures("with_setting")
@@ -57,6 +65,23 @@ def test_draft_tokens_change_nothing(tiny: Path) -> None:
     assert (
         drafting.generate(PROMPTS, greedy)[0] == engine(tiny, **FAST).generate(PROMPTS, greedy)[0]
     )
+
+
+@pytest.mark.usefixtures("with_setting")
+def test_prompts_that_were_scored_change_nothing(tiny: Path) -> None:
+    """They are computed exactly."""
+    watch = GenerationConfig(temperature=0, max_tokens=4, logprobs=True)
+    outputs: list[RequestStreamOutput] = []
+    fast = engine(tiny, callback=outputs.extend, **FAST)
+    alone = fast.generate(PROMPTS, watch)
+    fast.reset()
+    for i, prompt in enumerate(PROMPTS):
+        request = fast.create_request(str(i), TextData(prompt), watch)
+        fast.add_request(replace(request, prompt_logprobs=0))
+    while sum(one.request_final_usage_json_str is not None for one in outputs) < len(PROMPTS):
+        fast.step()
+    behind = fast.generate(PROMPTS, watch)
+    assert (behind.texts, behind.logprobs) == (alone.texts, alone.logprobs)
 
 
 @pytest.mark.usefixtures("with_setting")

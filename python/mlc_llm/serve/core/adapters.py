@@ -95,12 +95,14 @@ class Adapters:
             self._free.append(adapter.slot)
 
 
-def salt_of(adapter: Adapter | None, own: str) -> str:
-    """The salt of a request, with its `own` one: keys and values are those of the adapter. Without
-    an adapter it is the own one, unless that looks like one of an adapter."""
-    if adapter is None and not own.startswith(_MARK):
+def salt_of(adapter: Adapter | None, own: str, *, is_exact: bool = False) -> str:
+    """The salt of a request, with its `own` one: keys and values are those of the adapter, and
+    others where its prompt is computed exactly and most are not. If nothing of this is so, it is
+    the own one, unless that looks like another."""
+    if adapter is None and not is_exact and not own.startswith(_MARK):
         return own
-    return f"{_MARK}{0 if adapter is None else adapter.number}:{own}"
+    exactly = " exactly" if is_exact else ""
+    return f"{_MARK}{0 if adapter is None else adapter.number}{exactly}:{own}"
 
 
 def no_adapters() -> Adapters:

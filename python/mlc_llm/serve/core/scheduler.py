@@ -266,13 +266,13 @@ _ENDED_WELL = (Status.STOPPED, Status.LENGTH)
 
 
 def _row(sequence: Sequence, count: int, scoring: Scoring | None, *, is_whole: bool) -> BatchRow:
-    """The next `count` tokens; a whole row, up to the last known token, is sampled. One that scores
-    tokens is computed exactly."""
+    """The next `count` tokens; a whole row, up to the last known token, is sampled. A prompt that
+    is scored is computed exactly, also by sequences that do not score it, and a second time."""
     seq_id, computed = sequence.progress.seq_id, sequence.progress.computed
     assert seq_id is not None
     samplings = [sampling_of(sequence)] if is_whole else []
     of_prompt = min(max(len(sequence.request.prompt) - computed, 0), count)
-    if scoring is not None:
+    if sequence.request.scores is not None:
         of_prompt = 0
     tokens = sequence.tokens(computed, computed + count)
     second_at = sequence.request.second_at

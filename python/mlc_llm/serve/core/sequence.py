@@ -201,14 +201,14 @@ class RequestState:
         self.stop_token_ids = stop_token_ids
         """Empty with `ignore_eos`."""
         self.adapter = adapter
-        self.cache_salt = salt_of(adapter, cache_salt)
+        is_exact = scores is not None and metrics.precision == "fast-prompts"
+        self.cache_salt = salt_of(adapter, cache_salt, is_exact=is_exact)
         self.counts_tokens = _has_penalty(config)
         self.logit_bias = LogitBias(config.logit_bias)
         """One object for every token of every sequence."""
         self.metrics = metrics
         self.scores = scores
-        self.is_embedding = is_embedding
-        self.second_at = second_at
+        self.is_embedding, self.second_at = is_embedding, second_at
         self.wants_hidden = wants_hidden or is_embedding
         self.embedding: abc.Sequence[float] | None = None
         """What the request is about, with `is_embedding`, once it is known."""
