@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -301,6 +303,25 @@ def test_the_callers_config_is_not_changed() -> None:
     assert engine.engine_config.max_num_sequence == 3
     assert engine.engine_config.max_single_sequence_length == 4096
     assert engine.engine_config.mode == "interactive"
+
+
+def test_an_engine_with_a_callback_that_knows_it_is_freed() -> None:
+    class Service:
+        def __init__(self) -> None:
+            self.heard: list[Any] = []
+            self.engine = SyncMLCEngine("mock://echo", request_stream_callback=self.hear)
+
+        def hear(self, outputs: Any) -> None:
+            self.heard += outputs
+
+    service = Service()
+    service.engine.add_request(service.engine.create_request("a", data.TextData("hi"), {}))
+    service.engine.step()
+    assert service.heard
+    lost = weakref.ref(service.engine)
+    del service
+    gc.collect()
+    assert lost() is None
 
 
 def test_tracing_records_the_life_of_a_request() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import ref
 
 import tvm_ffi
 
@@ -94,8 +95,9 @@ class SyncMLCEngine:
         self._in_use = OneThread(_TWO_THREADS)
         self.trace_recorder = EventTraceRecorder() if enable_tracing else None
         self._ffi = _create_tvm_module("mlc.serve.create_engine", ffi_funcs=FUNCTIONS)
-        callback, trace = request_stream_callback, self.trace_recorder
-        self._ffi["init"](config.asjson(), device, callback, trace, reading)
+        self._callback = request_stream_callback
+        callback = None if request_stream_callback is None else _callback_of(ref(self))
+        self._ffi["init"](config.asjson(), device, callback, self.trace_recorder, reading)
         self.bundle: ModelBundle = self._ffi["get_model_bundle"]()
         self.tokenizer = self.bundle.tokenizer
         self.engine_config = EngineConfig.from_json(self._ffi["get_complete_engine_config"]())
@@ -266,6 +268,18 @@ class SyncMLCEngine:
                     self.step()
                     held.let_through()
         return texts.results()
+
+
+def _callback_of(engine: ref[SyncMLCEngine]) -> Callable[[list[data.RequestStreamOutput]], None]:
+    """Calls the engine's callback, which may know the engine: where the engine's functions held it,
+    Python would not see the circle, and the model would stay for ever."""
+
+    def call(outputs: list[data.RequestStreamOutput]) -> None:
+        found = engine()
+        if found is not None and found._callback is not None:
+            found._callback(outputs)
+
+    return call
 
 
 def _one_config_a_prompt(
