@@ -26,6 +26,7 @@ GROUND = {
     *{
         "errors",
         "json_file",
+        "plain_file",
         "later_numpy",
         "library.adapter_format",
         "library.page_format",
@@ -110,7 +111,8 @@ HTTP = {*GROUND, "protocol", "serve.server.errors", "serve.server.notes"}
 MAY_IMPORT: dict[str, set[str]] = {
     "": {*GROUND, "serve", "without_torch"},
     "errors": set(),
-    "json_file": {"errors"},
+    "json_file": {"errors", "plain_file"},
+    "plain_file": set(),
     "later_numpy": set(),
     "record": set(),
     "pooling": set(),

@@ -7,26 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from mlc_llm.errors import ModelFileError
+from mlc_llm.plain_file import read_plain, reason
 
 
 def read_json(path: Path, most: int) -> Any:
     """The value in a file of at most `most` bytes. Raises ModelFileError."""
     try:
-        if path.stat().st_size > most:
-            raise ModelFileError(f"{path}: larger than {most} bytes")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ModelFileError:  # a ValueError too
-        raise
+        return json.loads(read_plain(path, most).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path}: {error}") from None
+        raise ModelFileError(f"{path}: {reason(error)}") from None
 
 
 def read_json_object(path: Path, most: int, *, may_be_missing: bool = False) -> dict[str, Any]:
     """The object in a file of at most `most` bytes. Raises ModelFileError.
 
-    may_be_missing: an empty object stands for a file that is not there.
+    may_be_missing: an empty object stands for a file that is not there. A link that leads nowhere
+    is there.
     """
-    if may_be_missing and not _is_there(path):
+    if may_be_missing and not is_there(path):
         return {}
     value = read_json(path, most)
     if not isinstance(value, dict):
@@ -34,8 +32,12 @@ def read_json_object(path: Path, most: int, *, may_be_missing: bool = False) -> 
     return value
 
 
-def _is_there(path: Path) -> bool:
+def is_there(path: Path) -> bool:
+    """Whether something has this name, if only a link that leads nowhere. Raises ModelFileError."""
     try:
-        return path.is_file()
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path}: {error}") from None
+        raise ModelFileError(f"{path}: {reason(error)}") from None
+    return True

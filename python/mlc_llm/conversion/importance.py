@@ -20,6 +20,7 @@ from mlc_llm.errors import ModelFileError, UserError
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.loader.gguf_cursor import printable
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.plain_file import open_plain, read_plain
 from mlc_llm.quantization.block_format import Floats
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
@@ -54,7 +55,7 @@ def by_expert(sums: Floats, counts: Floats) -> Floats:
 def read_importance(path: Path, plan: WeightPlan) -> Importance:
     """Read a file. Raises UserError naming the file and what is wrong with it."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             is_gguf = file.read(4) == b"GGUF"
         stated = _of_gguf(path) if is_gguf else _of_dat(path)
     except OSError as error:
@@ -98,9 +99,7 @@ def _of_gguf(path: Path) -> dict[str, Floats]:
 
 
 def _of_dat(path: Path) -> dict[str, Floats]:
-    if path.stat().st_size > _MOST_BYTES:
-        _fail(path, f"it is larger than {_MOST_BYTES >> 30} GiB")
-    data, place, found = path.read_bytes(), 0, {}
+    data, place, found = read_plain(path, _MOST_BYTES), 0, {}
 
     def take(count: int) -> bytes:
         nonlocal place

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mlc_llm.errors import ModelFileError, ModelNotFound
+from mlc_llm.plain_file import open_plain
 
 MAX_KEYS = 4_096
 MAX_KEY_BYTES = 1_024
@@ -59,15 +60,15 @@ class Cursor:
 
         Raises ModelNotFound (no such file), ModelFileError (cannot be read), MemoryError (no room).
         """
-        if not path.is_file():
-            raise ModelNotFound(f"{path}: no such file")
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 # mmap cannot map an empty file
                 if not file.read(1):
                     raise ModelFileError(f"{path}: the file is empty")
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 return cls(path, mapped, os.fstat(file.fileno()))
+        except (FileNotFoundError, IsADirectoryError):
+            raise ModelNotFound(f"{path}: no such file") from None
         except OSError as error:
             if error.errno == errno.ENOMEM:
                 raise MemoryError(f"{path} cannot be mapped") from error

@@ -21,6 +21,7 @@ from mlc_llm.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from mlc_llm.json_file import read_json_object
 from mlc_llm.loader.gguf_cursor import printable
 from mlc_llm.loader.huggingface import state_of
+from mlc_llm.plain_file import open_plain, reason
 from mlc_llm.record import record
 
 INDEXES = ("tensor-cache.json", "ndarray-cache.json")
@@ -101,15 +102,17 @@ def _mapped(index: Path, i: int, shard: object) -> tuple[Path, os.stat_result, m
         _fail(index, f"records[{i}].dataPath = {str(name)[:60]!r} should be a file in this folder")
     path = index.parent / name
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             stat = os.fstat(file.fileno())
             if stat.st_size != size:
                 _fail(index, f"{name} has {stat.st_size} bytes, not {size!r:.20}: truncated?")
             return path, stat, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise ModelNotFound(f"{path}: no such file") from None
+    except ModelFileError:  # a ValueError too
+        raise
     except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path}: {error}") from None
+        raise ModelFileError(f"{path}: {reason(error)}") from None
 
 
 def _params(

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from mlc_llm.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from mlc_llm.loader.gguf_cursor import printable
 from mlc_llm.loader.gguf_tensors import GGUFTensor
+from mlc_llm.plain_file import open_plain, reason
 from mlc_llm.record import record
 
 KINDS = {
@@ -43,14 +44,16 @@ class SafetensorsFile:
     def open(cls, path: Path) -> SafetensorsFile:
         """Raises ModelNotFound, ModelFileError (broken), UnsupportedModel (a type of tensor)."""
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 stat = os.fstat(file.fileno())
                 _check_with_library(path)
                 buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise ModelNotFound(f"{path}: no such file") from None
+        except ModelFileError:  # a ValueError too
+            raise
         except (OSError, ValueError) as error:
-            raise ModelFileError(f"{path}: {error}") from None
+            raise ModelFileError(f"{path}: {reason(error)}") from None
         return cls(path, dict(_tensors(path, buffer)), stat)
 
 

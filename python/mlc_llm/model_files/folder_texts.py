@@ -6,13 +6,15 @@ Formats: `tokenizer_config.json`, `chat_template.jinja`, `chat_template.json` an
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ModelFileError
-from mlc_llm.json_file import read_json_object
+from mlc_llm.json_file import is_there, read_json_object
+from mlc_llm.plain_file import read_plain, reason
 from mlc_llm.tokenizers.folder_config import FolderConfig
 
 if TYPE_CHECKING:
@@ -72,15 +74,14 @@ def _sources(folder: Path) -> dict[str, str]:
 
 def _template_file(path: Path) -> str | None:
     try:
-        if not path.is_file():
+        if not is_there(path):
             return None
-        if path.stat().st_size > MAX_TEMPLATE_BYTES:
-            raise ModelFileError(f"{path}: larger than {MAX_TEMPLATE_BYTES} bytes")
-        return path.read_text(encoding="utf-8")
+        text = read_plain(path, MAX_TEMPLATE_BYTES).decode("utf-8")
+        return io.StringIO(text, newline=None).getvalue()  # its lines end with \\n alone
     except ModelFileError:  # a ValueError too
         raise
     except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path}: {error}") from None
+        raise ModelFileError(f"{path}: {reason(error)}") from None
 
 
 def _stated(path: Path, values: dict[str, JsonValue]) -> dict[str, str]:

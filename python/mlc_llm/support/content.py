@@ -21,8 +21,9 @@ import time
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
+from mlc_llm.plain_file import open_plain
 from mlc_llm.support.kept import keep, kept, key_of
 from mlc_llm.support.progress import no_progress, progress
 
@@ -62,8 +63,7 @@ class Content(NamedTuple):
 def content_of(path: Path, model: str | None = None) -> Content:
     """The content of a file, from the cache or by reading the file. model: the name of the model
     that the file belongs to, for users; None: the file's. Raises OSError."""
-    with path.open("rb", buffering=0) as raw:
-        file = cast(BinaryIO, raw)
+    with open_plain(path) as file:
         state, key = _state_and_key(file)
         found = _known(path, key)
         if found is None:
@@ -78,8 +78,8 @@ def content_of(path: Path, model: str | None = None) -> Content:
 def known_content(path: Path) -> Content | None:
     """The content of a file if the cache has its hash, else None. Takes milliseconds. Raises
     OSError."""
-    with path.open("rb", buffering=0) as raw:
-        state, key = _state_and_key(cast(BinaryIO, raw))
+    with open_plain(path) as file:
+        state, key = _state_and_key(file)
     found = _known(path, key)
     return None if found is None else Content(found, state)
 

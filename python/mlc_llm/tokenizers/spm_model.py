@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.plain_file import read_plain, reason
 from mlc_llm.tokenizers.protobuf import Message, Value
 from mlc_llm.tokenizers.sentencepiece import check_lengths
 from mlc_llm.tokenizers.vocabulary import MAX_TOKENS, TokenKind
@@ -55,13 +56,12 @@ class SentencePieceModel:
 def read_model(path: Path) -> SentencePieceModel:
     """Raises ModelFileError, which names the field, and UnsupportedModel for a kind of model that
     cannot be computed."""
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise ModelFileError(f"{path}: larger than {MAX_BYTES} bytes")
     found = SentencePieceModel()
     try:
-        _read(found, memoryview(path.read_bytes()))
+        _read(found, memoryview(read_plain(path, MAX_BYTES)))
         _check(found)
+    except OSError as error:
+        raise ModelFileError(f"{path}: {reason(error)}") from None
     except ModelFileError as error:
         raise ModelFileError(f"{path}: {error}") from None
     except UnsupportedModel as error:

@@ -7,18 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlc_llm.errors import ModelFileError
+from mlc_llm.plain_file import read_plain, reason
 from mlc_llm.tokenizers.folder_config import MAX_BYTES
 
 
 def read_lines(path: Path, most: int) -> list[str]:
     """The lines of a file in UTF-8, without their ends. Raises ModelFileError."""
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ModelFileError(f"{path}: larger than {MAX_BYTES} bytes")
-        lines = path.read_bytes().decode("utf-8").split("\n")
+        lines = read_plain(path, MAX_BYTES).decode("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"{path}: {error}") from None
+        raise ModelFileError(f"{path}: {reason(error)}") from None
     if lines[-1] == "":
         lines.pop()
     if len(lines) > most:

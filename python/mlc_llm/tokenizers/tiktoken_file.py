@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.plain_file import open_plain
 from mlc_llm.tokenizers.byte_level import CHARACTERS
 from mlc_llm.tokenizers.folder_config import FolderConfig
 from mlc_llm.tokenizers.from_gguf import parts_of_vocabulary
@@ -81,7 +82,7 @@ _OF_MODELS = {
 def is_tiktoken(path: Path) -> bool:
     """Whether a file begins with a line of tiktoken. SentencePiece's files have the same name."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             first = file.readline(1000)
         return _LINE.fullmatch(first.decode("ascii").rstrip("\r\n")) is not None
     except (OSError, UnicodeDecodeError):

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.model_files.gguf import GGUFModel
+from mlc_llm.plain_file import open_plain
 from mlc_llm.record import record
 from mlc_llm.support.content import FileState
 from mlc_llm.support.kept import keep, kept, key_of
@@ -72,7 +73,7 @@ def open_with_head(path: Path) -> KeptGGUF:
 def kept_head(path: Path) -> Head | None:
     """What the cache has of a file with the same header, in whatever folder that was."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             state = FileState.of(os.fstat(file.fileno()))
             data = kept(_name(state.size, file.read(_LEAD_BYTES)), _key())
             if data is None:

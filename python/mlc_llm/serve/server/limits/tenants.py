@@ -108,9 +108,11 @@ def read_keys(given: Sequence[str], file: Path | None) -> Keyring:
 
 def _tenants_in(file: Path) -> list[Tenant]:
     try:
-        if file.stat().st_size > MAX_KEY_FILE_BYTES:
+        with file.open("rb") as opened:
+            data = opened.read(MAX_KEY_FILE_BYTES + 1)  # a pipe has no size
+        if len(data) > MAX_KEY_FILE_BYTES:
             raise InvalidField("api_key_file", str(file), "at most 1 MB")
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = data.decode("utf-8").splitlines()
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise InvalidField("api_key_file", str(file), f"cannot be read: {reason}") from error
