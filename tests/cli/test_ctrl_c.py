@@ -77,17 +77,57 @@ leave_on_interrupt()
 with new_folder(Path(sys.argv[1])) as folder, new_file(Path(sys.argv[1]) / "file") as file:
     (folder / "part").write_text("x")
     assert file.exists()
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), int(sys.argv[2]))
     print("never")
 """
 
 
-def test_half_made_files_do_not_stay(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_FOLDER, str(tmp_path)],
+def half_made(tmp_path: Path, number: signal.Signals) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-c", IN_A_FOLDER, str(tmp_path), str(int(number))],
         capture_output=True,
         check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL) and None,
     )
+
+
+def test_half_made_files_do_not_stay(tmp_path: Path) -> None:
+    done = half_made(tmp_path, signal.SIGINT)
     assert (done.returncode, done.stderr, done.stdout) == (130, LINE, b"")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_nor_after_the_signals_of_supervisors_and_terminals(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """The program ends by the signal itself, as its parent expects."""
+    done = half_made(tmp_path, number)
+    assert (done.returncode, done.stderr, done.stdout) == (-number, b"", b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+IN_TURN = """
+import signal, sys
+from mlc_llm.support.leaving import leave_on_interrupt, undone
+
+numbers = (signal.SIGTERM, signal.SIGHUP)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as of nohup
+if len(sys.argv) == 2:
+    leave_on_interrupt()
+before = list(map(signal.getsignal, numbers))
+with undone(print), undone(print):
+    inside = list(map(signal.getsignal, numbers))
+    with undone(print):
+        assert list(map(signal.getsignal, numbers)) == inside
+    assert list(map(signal.getsignal, numbers)) == inside
+assert list(map(signal.getsignal, numbers)) == before
+assert inside[1] == signal.SIG_IGN
+assert (inside == before) == (len(sys.argv) == 1)
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["a command"]])
+def test_only_a_command_with_something_to_undo_takes_them(arguments: list[str]) -> None:
+    """A program that uses the package has handlers of its own."""
+    subprocess.run([sys.executable, "-c", IN_TURN, *arguments], check=True)

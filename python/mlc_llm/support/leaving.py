@@ -1,5 +1,8 @@
 """Ends the program at once on Ctrl-C, without an exception.
 
+SIGTERM and SIGHUP end it as in any program. Only while there is something to undo, that is done
+before.
+
 An exception that a signal raises inside an import leaves modules half made, and in some places of
 Python it is lost. So while a program has given no answer yet, it ends at once. Before that it only
 undoes what it changed outside the process.
@@ -28,6 +31,10 @@ _LINE = b"mlc_llm: stopped by Ctrl-C\n"
 _undo: dict[object, Callable[[], None]] = {}
 
 
+_ends: list[int] = []
+"""The signals that a command also undoes things for."""
+
+
 class undone:
     """A context: if the program ends inside it, `undo` is called. It must not wait for a lock."""
 
@@ -36,9 +43,12 @@ class undone:
 
     def __enter__(self) -> None:
         _undo[self] = self._undo
+        _replace(_signal.SIG_DFL, _end)
 
     def __exit__(self, *error: object) -> None:
         _undo.pop(self, None)
+        if not _undo:
+            _replace(_end, _signal.SIG_DFL)
 
 
 def leave_on_interrupt() -> None:
@@ -49,6 +59,7 @@ def leave_on_interrupt() -> None:
     """
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _leave)
+    _ends[:] = [_signal.SIGTERM, *([_signal.SIGHUP] if hasattr(_signal, "SIGHUP") else [])]
 
 
 def ignore_interrupts() -> None:
@@ -68,10 +79,32 @@ def say_interrupted() -> None:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+    _undo_all()
+    say_interrupted()
+    os._exit(INTERRUPTED)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Undo, then end as if there had been no handler."""
+    _undo_all()
+    _signal.signal(number, _signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _undo_all() -> None:
     for undo in reversed(list(_undo.values())):
         try:
             undo()
         except Exception:  # the other functions must be called too
             continue
-    say_interrupted()
-    os._exit(INTERRUPTED)
+
+
+def _replace(before: object, after: object) -> None:
+    """Another handler for the signals that have this one. Other threads than the main one must not
+    do that."""
+    for number in _ends:
+        if _signal.getsignal(number) == before:
+            try:
+                _signal.signal(number, after)  # type: ignore[arg-type]
+            except ValueError:
+                return
