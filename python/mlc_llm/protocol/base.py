@@ -8,8 +8,12 @@ from functools import cache
 from pydantic import BaseModel, ConfigDict, model_validator
 from typing_extensions import Self
 
+from mlc_llm.errors import UserError
 from mlc_llm.protocol.error_protocol import validated
 from mlc_llm.protocol.json_text import parse_json_object
+
+MOST_FIELDS = 1024
+"""Of one object that users write. Each costs more than to read it."""
 
 
 class AnswerModel(BaseModel):
@@ -48,6 +52,9 @@ class OpenModel(AnswerModel):
     def _null_is_default(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             return value
+        if len(value) > MOST_FIELDS:
+            words = f"an object with {len(value)} fields is not allowed: at most {MOST_FIELDS}"
+            raise UserError(words)
         needed = cls._required_keys()
         return {str(key): v for key, v in value.items() if v is not None or key in needed}
 

@@ -75,8 +75,9 @@ class Server(uvicorn.Server):
         self._watch.look()
         self._idle.look()
         is_busy = self._context.models.is_busy
-        self._garbage.look(is_busy=is_busy)
-        self._memory.look(is_busy=is_busy)
+        has_bodies = self._context.bodies.held > 0  # they may never become requests
+        self._garbage.look(is_busy=is_busy or has_bodies)
+        self._memory.look(is_busy=is_busy or has_bodies)
         if not self._context.models.stalled:
             self._supervisor.is_well()
         is_drained = self._context.admission.is_draining and not is_busy

@@ -11,7 +11,6 @@ from mlc_llm.protocol.base import AnswerModel
 from mlc_llm.record import record
 from mlc_llm.serve.server.calls.context import ServedModel, context_of, served_model
 from mlc_llm.serve.server.errors import HTTPError
-from mlc_llm.serve.server.limits.body import read_json_text
 from mlc_llm.serve.server.limits.order import Order, order_of
 from mlc_llm.serve.server.notes.note import current_note
 
@@ -62,7 +61,7 @@ class Asked(Read[BodyT]):
 async def read(request: Request, kind: type[BodyT]) -> Read[BodyT]:
     """The request with its body. Raises `HTTPError`, `UserError`."""
     context = context_of(request)
-    data = await read_json_text(request, context.settings.limits)
+    data = await context.bodies.json_text(request)
     body = kind.parse_text(data)
     context.check_debug(body)
     return Read(request, body, len(data))

@@ -20,6 +20,7 @@ from mlc_llm.serve.async_reader import AsyncClient
 from mlc_llm.serve.openai.requests import ChatModel
 from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.limits.admission import Admission
+from mlc_llm.serve.server.limits.body import Bodies
 from mlc_llm.serve.server.limits.holding import holds_of
 from mlc_llm.serve.server.limits.refusing import Pace
 from mlc_llm.serve.server.limits.settings import ServerSettings
@@ -59,6 +60,7 @@ class ServerContext:
             self._per_tenant,
         )
         self.pace = Pace(self._most_held)
+        self.bodies = Bodies(limits)
 
     def _per_tenant(self) -> int | None:
         """Answers of one key that may wait or run; without a limit, several keys have half each."""

@@ -1,22 +1,78 @@
-"""Reads the body of a request, within limits of size and time."""
+"""Reads the bodies of requests, within limits of size and time."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from starlette.requests import ClientDisconnect, Request
 
-from mlc_llm.serve.server.errors import HTTPError
+from mlc_llm.serve.server.errors import HTTPError, overloaded
+from mlc_llm.serve.server.limits.holding import holds_of
 from mlc_llm.serve.server.limits.settings import Limits
 
 JSON_TYPES = ("application/json", "text/json", "application/x-www-form-urlencoded")
 """The last is what `curl -d` says of any body, and Ollama's own examples send it. Web pages of
 others can send it too, without asking first: the guard turns them away by their origin."""
+SMALL_BYTES = 1 << 18
+"""Bodies up to this size are not counted: connections bound them. So the large requests of some
+clients never keep out the small ones of others."""
+RETRY_S = 5
+MOST_MARKS = {",": 1 << 21, ":": 1 << 18, "[": 1 << 18, "{": 1 << 18}
+"""How often each may be in a body, texts included. One library call reads all values, and nothing
+else runs meanwhile: a body of 32 MB can have ten million lists, or names."""
 
 
-async def read_json_text(request: Request, limits: Limits) -> bytes:
-    """The bytes of a JSON body. Raises `HTTPError` for another content type, a coded body, one that
-    is too large, and one that comes too slowly."""
+class Bodies:
+    """The bodies that come, and those of requests that have not ended. It belongs to the event
+    loop."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.held = 0
+        """Bytes of the large ones."""
+
+    async def json_text(self, request: Request) -> bytes:
+        """The bytes of a JSON body. Raises `HTTPError` for another content type, a coded body, one
+        that is too large, one that comes too slowly, and one for which there is no room."""
+        limits = self._limits
+        _check_head(request, limits)
+        grow = holds_of(request).enter_context(self._counted())
+        try:
+            data = await asyncio.wait_for(_read(request, limits, grow), limits.body_s)
+        except asyncio.TimeoutError as error:
+            words = f"the body did not come within {limits.body_s:g} s"
+            raise HTTPError(408, words, headers={"connection": "close"}) from error
+        except ClientDisconnect as error:
+            raise HTTPError(499, "the client has gone") from error
+        _check_marks(data)
+        return data
+
+    @contextmanager
+    def _counted(self) -> Iterator[Callable[[int], None]]:
+        """A function that is told how large a body is by now, and raises `HTTPError` (503) if all
+        of them are too large together. They count until the end of the block."""
+        own = 0
+
+        def grow(size: int) -> None:
+            nonlocal own
+            if size <= SMALL_BYTES:
+                return
+            others = self.held - own
+            if others and others + size > self._limits.held_bytes:
+                error = overloaded("the requests that come are too large", retry_s=RETRY_S)
+                error.headers["connection"] = "close"  # the rest of the body is not read
+                raise error
+            self.held, own = others + size, size
+
+        try:
+            yield grow
+        finally:
+            self.held -= own
+
+
+def _check_head(request: Request, limits: Limits) -> None:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip()
     if kind.lower() not in JSON_TYPES:
         raise HTTPError(415, f"content-type {kind[:60]!r}: application/json was expected")
@@ -25,22 +81,24 @@ async def read_json_text(request: Request, limits: Limits) -> bytes:
     length = request.headers.get("content-length")
     if length is not None and length.isdigit() and int(length) > limits.body_bytes:
         raise _too_large(limits)
-    try:
-        return await asyncio.wait_for(_read(request, limits), limits.body_s)
-    except asyncio.TimeoutError as error:
-        words = f"the body did not come within {limits.body_s:g} s"
-        raise HTTPError(408, words, headers={"connection": "close"}) from error
-    except ClientDisconnect as error:
-        raise HTTPError(499, "the client has gone") from error
 
 
-async def _read(request: Request, limits: Limits) -> bytes:
+async def _read(request: Request, limits: Limits, grow: Callable[[int], None]) -> bytes:
     data = bytearray()
     async for piece in request.stream():
         data += piece
         if len(data) > limits.body_bytes:
             raise _too_large(limits)
+        grow(len(data))
     return bytes(data)
+
+
+def _check_marks(data: bytes) -> None:
+    """Raises `HTTPError` for a body with so many values that reading them takes seconds."""
+    for mark, most in MOST_MARKS.items():
+        if len(data) > most and data.count(mark.encode()) > most:
+            words = f"the body may have {most} times {mark!r}: send less at a time"
+            raise HTTPError(413, words, code="body_too_large")
 
 
 def _too_large(limits: Limits) -> HTTPError:

@@ -40,6 +40,8 @@ class Limits:
     """A request waits so long for its turn."""
     queued_prompt_bytes: int = 64 << 20
     """Bytes of the requests that wait or run."""
+    held_bytes: int = 256 << 20
+    """Bytes of all large requests, also of those that have not come as a whole."""
     connections: int = 1024
     """At a time; one more is closed at once."""
     keep_alive_s: float = 30.0

@@ -16,7 +16,6 @@ from mlc_llm.protocol import checks
 from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.serve.server.calls.context import ServerContext, context_of, served_model
 from mlc_llm.serve.server.errors import HTTPError, not_found
-from mlc_llm.serve.server.limits.body import read_json_text
 from mlc_llm.serve.server.limits.tenants import tenant_of
 from mlc_llm.serve.server.pool.registry import DEFAULT_NAME
 from mlc_llm.serve.server.pool.slot import ModelSlot
@@ -68,7 +67,7 @@ async def _of_adapter(
     """The model that is meant, and the fields of the body. Raises `HTTPError`, `InvalidField`."""
     context = context_of(request)
     check_admin(request, context)
-    data = await read_json_text(request, context.settings.limits)
+    data = await context.bodies.json_text(request)
     fields = parse_json_object(data, "the request")
     for name in sorted(set(fields) - known):
         raise InvalidField(name, fields[name], f"unknown field; known: {', '.join(sorted(known))}")
@@ -87,7 +86,7 @@ async def _named(request: Request) -> tuple[ServerContext, ModelSlot]:
     """The model of the body. Raises `HTTPError`, `InvalidField`."""
     context = context_of(request)
     check_admin(request, context)
-    data = await read_json_text(request, context.settings.limits)
+    data = await context.bodies.json_text(request)
     fields = parse_json_object(data, "the request")
     for name in sorted(set(fields) - {"model"}):
         raise InvalidField(name, fields[name], "unknown field; known: model")

@@ -30,7 +30,6 @@ from mlc_llm.serve.server.calls.context import (
     served_model,
 )
 from mlc_llm.serve.server.errors import HTTPError
-from mlc_llm.serve.server.limits.body import read_json_text
 from mlc_llm.serve.server.limits.threads import PREPARING
 from mlc_llm.serve.server.pool.slot import ModelSlot
 from mlc_llm.serve.server.pool.watch import stalled
@@ -217,7 +216,7 @@ async def small_fields(request: Request, known: set[str]) -> tuple[ServedModel, 
     """The model and the fields of a small body; an empty one has none. Raises `HTTPError`,
     `UserError` (an unknown field too)."""
     context = context_of(request)
-    data = await read_json_text(request, context.settings.limits)
+    data = await context.bodies.json_text(request)
     fields = dict[str, object](parse_json_object(data or b"{}", "the request"))
     for name in sorted(set(fields) - known):
         allowed = f"unknown field; known: {', '.join(sorted(known))}"
