@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 
@@ -20,6 +21,7 @@ from mlc_llm.serve.server.app import create_app
 from mlc_llm.serve.server.calls.context import ServerContext
 from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.http_protocol import timed
+from mlc_llm.serve.server.limits.files import connections_within_files
 from mlc_llm.serve.server.listening import check_certificate
 from mlc_llm.serve.server.notify import READY, STOPPING, Supervisor
 from mlc_llm.serve.server.pool.idle import IdleModels
@@ -198,6 +200,7 @@ def serve(context: ServerContext, own: socket.socket, when_ready: Callable[[], o
 
 def _config(context: ServerContext) -> uvicorn.Config:
     settings, limits = context.settings, context.settings.limits
+    limits = replace(limits, connections=connections_within_files(limits.connections))
     return uvicorn.Config(
         create_app(context),
         http=timed(limits),
