@@ -19,26 +19,26 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "wanted", "found", "left"),
+    ("limits", "wanted", "found", "left"),
     [
-        (1024, 4096, 100, 100, 1024),
-        (1024, 4096, 1000, 1000, 2000 + OTHER_FILES),
-        (1024, -1, 10_000, 10_000, 20_000 + OTHER_FILES),
-        (-1, -1, 10_000, 10_000, -1),
-        (1024, 1024, 1000, (1024 - OTHER_FILES) // 2, 1024),
-        (256, 512, 1024, (512 - OTHER_FILES) // 2, 512),
-        (16, 16, 1024, 1, 16),
+        ((1024, 4096), 100, 100, 1024),
+        ((1024, 4096), 1000, 1000, 2000 + OTHER_FILES),
+        ((1024, -1), 10_000, 10_000, 20_000 + OTHER_FILES),
+        ((-1, -1), 10_000, 10_000, -1),
+        ((1024, 1024), 1000, (1024 - OTHER_FILES) // 2, 1024),
+        ((256, 512), 1024, (512 - OTHER_FILES) // 2, 512),
+        ((16, 16), 1024, 1, 16),
     ],
 )
 def test_as_many_connections_as_files(
-    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, wanted: int, found: int, left: int
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], wanted: int, found: int, left: int
 ) -> None:
-    limits = [(soft, hard)]
+    set_to = [limits]
     monkeypatch.setattr(resource, "RLIM_INFINITY", -1)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: set_to[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: set_to.append(both))
     assert connections_within_files(wanted) == found
-    assert limits[-1] == (left, hard)
+    assert set_to[-1] == (left, limits[1])
 
 
 def test_a_limit_that_cannot_be_raised(
