@@ -73,6 +73,26 @@ def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
+def test_connections_whose_handshake_has_not_ended_count(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "first")
+    flags = ("--tls-cert", str(cert), "--tls-key", str(key), "--max-connections", "3")
+    with serving(*flags) as server:
+        address = ("127.0.0.1", server.port)
+        held = [socket.create_connection(address, timeout=30) for _ in range(3)]
+        with socket.create_connection(address, timeout=30) as extra:
+            assert extra.recv(1) == b""
+        for one in held:
+            one.close()
+        until(lambda: is_served(server.port, cert), "connections that have gone count")
+
+
+def is_served(port: int, trusted: Path) -> bool:
+    try:
+        return status(port, trusted) == 200
+    except OSError:
+        return False
+
+
 def test_a_certificate_that_is_broken_changes_no_keys(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "first")
     keys = tmp_path / "keys"

@@ -7,8 +7,11 @@ import os
 import socket
 import ssl
 import stat
+import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.serve.server.limits.settings import ServerSettings
@@ -17,8 +20,34 @@ SOCKET_MODE = 0o660
 """Owner and group may connect to a unix socket."""
 
 
+class Listening(socket.socket):
+    """A socket that has at most so many connections open, and closes any more at once. With TLS,
+    nobody else counts those whose handshake has not ended."""
+
+    __slots__ = ("_open", "most")
+
+    def __init__(self, *args: int) -> None:
+        super().__init__(*args)
+        self.most = sys.maxsize
+        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """See `socket`. Raises `BlockingIOError` for a connection that was closed, as where there
+        is none."""
+        made, address = super().accept()
+        if len(self._open) >= self.most and self._count() >= self.most:
+            made.close()
+            raise BlockingIOError
+        self._open.add(made)
+        return made, address
+
+    def _count(self) -> int:
+        """Closed ones may not have been forgotten yet."""
+        return sum(one.fileno() >= 0 for one in self._open)
+
+
 @contextlib.contextmanager
-def bound(settings: ServerSettings) -> Iterator[socket.socket]:
+def bound(settings: ServerSettings) -> Iterator[Listening]:
     """A socket at the address, on which nobody listens yet. The file of a unix socket is removed at
     the end. Raises `InvalidField` for an address that cannot be had."""
     path = settings.unix_socket
@@ -50,11 +79,11 @@ def check_certificate(settings: ServerSettings) -> None:
         raise InvalidField("tls_cert", str(settings.certificate), words) from error
 
 
-def _on_port(settings: ServerSettings) -> socket.socket:
+def _on_port(settings: ServerSettings) -> Listening:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # asyncio sends small pieces at once (TCP_NODELAY) only where the protocol is given. Else pieces
     # would wait for clients that acknowledge late, as most do: for 40 ms.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    found = Listening(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((settings.host, settings.port))
@@ -65,8 +94,8 @@ def _on_port(settings: ServerSettings) -> socket.socket:
     return found
 
 
-def _on_file(path: Path) -> socket.socket:
-    found = socket.socket(socket.AF_UNIX)
+def _on_file(path: Path) -> Listening:
+    found = Listening(socket.AF_UNIX)
     try:
         _remove_stale(path)
         found.bind(str(path))

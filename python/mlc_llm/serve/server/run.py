@@ -22,7 +22,7 @@ from mlc_llm.serve.server.calls.context import ServerContext
 from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.http_protocol import timed
 from mlc_llm.serve.server.limits.files import connections_within_files
-from mlc_llm.serve.server.listening import check_certificate
+from mlc_llm.serve.server.listening import Listening, check_certificate
 from mlc_llm.serve.server.notify import READY, STOPPING, Supervisor
 from mlc_llm.serve.server.pool.idle import IdleModels
 from mlc_llm.serve.server.pool.watch import Watch
@@ -64,6 +64,9 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn."""
+        for one in sockets or ():
+            if isinstance(one, Listening):
+                one.most = self.config.backlog
         try:
             await super().startup(sockets)
         except OSError as error:  # another server has begun to listen there in the meantime
