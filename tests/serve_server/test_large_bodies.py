@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -68,6 +69,19 @@ def test_memory_goes_back_when_bodies_have_gone_that_were_no_requests(
     monkeypatch.setattr(server.server._garbage, "look", lambda *, is_busy: looks.append(is_busy))
     with half_sent(server, LARGE):
         eventually(lambda: True in looks, "the server rests while a body comes")
+
+
+def test_who_sends_a_body_is_told_that_the_server_ends(caplog: pytest.LogCaptureFixture) -> None:
+    with running() as server, half_sent(server, 10) as client:
+        eventually(lambda: len(server.context.bodies._coming) == 1, "it does not come")
+        server.server.end()
+        said = b""
+        while piece := client.recv(4096):
+            said += piece
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ") and b"connection: close" in head.lower()
+    assert json.loads(body)["error"]["message"] == "the server is ending"
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("mark", MOST_MARKS)

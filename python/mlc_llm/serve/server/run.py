@@ -75,6 +75,11 @@ class Server(uvicorn.Server):
         self._supervisor.say(READY)
         self._when_ready()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn, which waits for all connections."""
+        self._context.bodies.end()
+        await super().shutdown(sockets)
+
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second. Returns whether the server ends."""
         self._watch.look()

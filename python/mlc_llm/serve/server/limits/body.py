@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from mlc_llm.serve.server.errors import HTTPError, overloaded
 from mlc_llm.serve.server.limits.holding import holds_of
 from mlc_llm.serve.server.limits.settings import Limits
+from mlc_llm.serve.server.limits.speed import LONGEST_RETRY_S
 
 JSON_TYPES = ("application/json", "text/json", "application/x-www-form-urlencoded")
 """The last is what `curl -d` says of any body, and Ollama's own examples send it. Web pages of
@@ -32,20 +33,37 @@ class Bodies:
         self._limits = limits
         self.held = 0
         """Bytes of the large ones."""
+        self._coming: set[asyncio.Task[bytes]] = set()
+        self._is_ended = False
+
+    def end(self) -> None:
+        """The server ends: whoever still sends a body is told so."""
+        self._is_ended = True
+        for one in list(self._coming):
+            one.cancel()
 
     async def json_text(self, request: Request) -> bytes:
         """The bytes of a JSON body. Raises `HTTPError` for another content type, a coded body, one
-        that is too large, one that comes too slowly, and one for which there is no room."""
+        that is too large, one that comes too slowly or too late, and one for which there is no
+        room."""
         limits = self._limits
         _check_head(request, limits)
         grow = holds_of(request).enter_context(self._counted())
+        coming = asyncio.ensure_future(_read(request, limits, grow))
+        self._coming.add(coming)
         try:
-            data = await asyncio.wait_for(_read(request, limits, grow), limits.body_s)
+            data = await asyncio.wait_for(coming, limits.body_s)
+        except asyncio.CancelledError:
+            if not self._is_ended:
+                raise
+            raise _no_room("the server is ending", LONGEST_RETRY_S) from None
         except asyncio.TimeoutError as error:
             words = f"the body did not come within {limits.body_s:g} s"
             raise HTTPError(408, words, headers={"connection": "close"}) from error
         except ClientDisconnect as error:
             raise HTTPError(499, "the client has gone") from error
+        finally:
+            self._coming.discard(coming)
         _check_marks(data)
         return data
 
@@ -61,9 +79,7 @@ class Bodies:
                 return
             others = self.held - own
             if others and others + size > self._limits.held_bytes:
-                error = overloaded("the requests that come are too large", retry_s=RETRY_S)
-                error.headers["connection"] = "close"  # the rest of the body is not read
-                raise error
+                raise _no_room("the requests that come are too large", RETRY_S)
             self.held, own = others + size, size
 
         try:
@@ -99,6 +115,13 @@ def _check_marks(data: bytes) -> None:
         if len(data) > most and data.count(mark.encode()) > most:
             words = f"the body may have {most} times {mark!r}: send less at a time"
             raise HTTPError(413, words, code="body_too_large")
+
+
+def _no_room(words: str, retry_s: int) -> HTTPError:
+    """The rest of the body is not read."""
+    error = overloaded(words, retry_s=retry_s)
+    error.headers["connection"] = "close"
+    return error
 
 
 def _too_large(limits: Limits) -> HTTPError:
