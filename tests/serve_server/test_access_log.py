@@ -124,7 +124,7 @@ def test_a_route_is_named_without_what_its_path_holds(keyed: Running, lines: Lin
     assert SECRET not in lines.getvalue()
 
 
-@pytest.mark.parametrize("given", ["a" * 129, "a\tb", "", "é"])
+@pytest.mark.parametrize("given", ["a" * 129, "a\tb", "", "é", "a status=500"])
 def test_odd_ids_of_requests_are_replaced(keyed: Running, lines: Lines, given: str) -> None:
     headers = {**bearer(KEYS[0]), "x-request-id": given}
     reply = keyed.call("GET", "/health", headers=headers)

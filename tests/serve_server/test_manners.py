@@ -118,6 +118,15 @@ def test_heads_are_bounded(server: Running, head: bytes) -> None:
     assert server.call("GET", "/health").status == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/health"])
+def test_a_slash_at_the_end_changes_nothing(server: Running, path: str) -> None:
+    plain, other = (server.call("GET", one) for one in (path, path + "/"))
+    assert plain.status == other.status == 200 and plain.data == other.data
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    assert server.call("POST", "/v1/chat/completions/", body).status == 200
+    assert server.call("GET", "/nothing/").status == 404
+
+
 def test_connections_beyond_the_limit_are_closed_at_once() -> None:
     with running(ServerSettings(port=0, limits=Limits(connections=3))) as server:
         held = [server.connect() for _ in range(3)]

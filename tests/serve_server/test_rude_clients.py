@@ -191,6 +191,18 @@ def _send(connection: socket.socket, data: bytes) -> None:
         connection.sendall(data)
 
 
+def test_nothing_is_read_behind_a_request_with_two_lengths(server: Running) -> None:
+    body = chat_body("a")
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    both = request_of(b"", "Transfer-Encoding: chunked").replace(
+        b"Content-Length: 0", b"Content-Length: %d" % len(chunks)
+    )
+    with raw(server, both + chunks + GET + b"\r\n") as client:
+        said = everything(client)
+    assert said.startswith(b"HTTP/1.1 400 ") and said.count(b"HTTP/1.1 ") == 1
+    assert b"either Transfer-Encoding or Content-Length" in said
+
+
 def test_requests_that_are_sent_ahead_are_answered_in_order(server: Running) -> None:
     first = request_of(json.dumps({"prompt": "one", "max_tokens": 2}).encode(), path="/completions")
     last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

@@ -27,6 +27,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("/v1/completions", {"prompt": [1, 99999999]}, "prompt token id"),
     ("/v1/completions", {"prompt": "a", "debug_config": {"ignore_eos": True}}, "debug_config"),
     ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": "a", "model": 5}, "model"),
     ("/tokenize", {"prompt": "a", "other": 1}, "other"),
     ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
     ("/tokenize", {"prompt": "a", "messages": []}, "messages"),

@@ -19,6 +19,7 @@ from mlc_llm.serve.server.limits.holding import Holding
 from mlc_llm.serve.server.limits.refusing import EarlyRefusal
 from mlc_llm.serve.server.notes.access_log import AccessLog
 from mlc_llm.serve.server.notes.note import current_note
+from mlc_llm.serve.server.paths import WithoutSlash
 from mlc_llm.serve.server.routes import admin, balancers, debug, info, ollama
 from mlc_llm.serve.server.routes.anthropic import count_message_tokens, messages
 from mlc_llm.serve.server.routes.chat import chat_completions
@@ -103,6 +104,7 @@ def create_app(context: ServerContext) -> Starlette:
         middleware=_middleware(context, [p for _, p, endpoint in table if endpoint in ANSWERS]),
         exception_handlers={HTTPException: _no_route},
     )
+    app.router.redirect_slashes = False
     app.state.context = context
     return app
 
@@ -114,6 +116,7 @@ def _middleware(context: ServerContext, answers: Sequence[str]) -> list[Middlewa
         CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
     )
     return [
+        Middleware(WithoutSlash),
         Middleware(AccessLog, ended=context.ended),
         *([for_pages] if origins else []),
         Middleware(Guard, settings=settings, open_paths=OPEN_PATHS),

@@ -46,6 +46,10 @@ class Guard:
         if len(headers.raw) > MAX_HEADERS or _size(headers) > self._settings.limits.header_bytes:
             words = f"at most {MAX_HEADERS} headers, of {self._settings.limits.header_bytes} bytes"
             raise HTTPError(431, words, code="headers_too_large", headers={"connection": "close"})
+        if "transfer-encoding" in headers and "content-length" in headers:
+            # A proxy that believes the other one would take the rest for a request of its own.
+            words = "a request has either Transfer-Encoding or Content-Length"
+            raise HTTPError(400, words, headers={"connection": "close"})
         if self._settings.unix_socket is None and not self._is_known_host(headers.get("host", "")):
             words = "this server is not known by that host name; --allow-host adds one"
             raise HTTPError(403, words, kind="permission_error", code="unknown_host")

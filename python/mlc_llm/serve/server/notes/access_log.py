@@ -69,7 +69,8 @@ def write_line(note: RequestNote) -> None:
 def _note_of(scope: Scope) -> RequestNote:
     note, headers = RequestNote(method=scope["method"]), Headers(scope=scope)
     given = headers.get(REQUEST_ID_HEADER, "")
-    if given.isascii() and given.isprintable() and 0 < len(given) <= LONGEST_ID:
+    is_word = given.isascii() and given.isprintable() and " " not in given
+    if is_word and 0 < len(given) <= LONGEST_ID:  # a space would begin another field of a line
         note.request_id = given
     note.traceparent = headers.get("traceparent")
     return note

@@ -39,6 +39,7 @@ from mlc_llm.serve.server.routes.page import PAGE_PATHS
 from mlc_llm.serve.serving_page import SERVING, add_engine
 
 MAX_IDS = 1 << 24
+MAX_NAME_CHARS = 256
 MOST_CONTEXTS = 4
 """`tokenize` takes texts of so many contexts at most."""
 
@@ -222,5 +223,5 @@ async def small_fields(request: Request, known: set[str]) -> tuple[ServedModel, 
         allowed = f"unknown field; known: {', '.join(sorted(known))}"
         raise InvalidField(name, json.dumps(fields[name], default=str), allowed)
     model = fields.get("model")
-    served = await served_model(request, model if isinstance(model, str) else None)
-    return served, fields
+    name = None if model is None else checks.string("model", model, MAX_NAME_CHARS)
+    return await served_model(request, name), fields
