@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from threaded_harness import eventually
+from threaded_harness import eventually, frozen
 
 from mlc_llm import MLCEngine
 from mlc_llm.errors import EngineDead, InvalidField, MLCError, RequestError, UserError
@@ -186,6 +186,26 @@ def test_a_stream_that_nobody_reads_ends(engine: MLCEngine, way: str) -> None:
         del chunks
         gc.collect()
     eventually(lambda: running(engine) == 0, "it goes on")
+
+
+def test_a_second_reader_is_refused_and_the_first_goes_on(engine: MLCEngine) -> None:
+    chunks, texts, errors = stream(engine, "hello"), list[str](), list[Exception]()
+
+    def read() -> None:
+        try:
+            texts.extend(one.delta.content or "" for chunk in chunks for one in chunk.choices)
+        except Exception as error:
+            errors.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    with frozen():
+        for reader in readers:
+            reader.start()
+        eventually(lambda: len(errors) == 1, "both read")
+    for reader in readers:
+        reader.join()
+    assert "".join(texts) == "hello"
+    assert isinstance(errors[0], UserError) and "another thread reads" in str(errors[0])
 
 
 def test_abort_ends_an_answer(engine: MLCEngine) -> None:

@@ -23,6 +23,7 @@ from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.engine_utils import random_uuid
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import EngineMetrics
+from mlc_llm.serve.one_thread import OneThread
 from mlc_llm.serve.openai.calls import Call, Part, Streamed, chat_call
 from mlc_llm.serve.openai.completions import completion_call
 from mlc_llm.serve.openai.embeddings import embedding_call
@@ -33,6 +34,8 @@ from mlc_llm.serve.streams import RequestStream
 if TYPE_CHECKING:
     import tvm
     from typing_extensions import Unpack
+
+_TWO_THREADS = "another thread reads this answer; read it in one, which may hand chunks on"
 
 StreamedT = TypeVar("StreamedT")
 WholeT = TypeVar("WholeT")
@@ -69,20 +72,23 @@ Client = EngineClient[CallReader]
 
 
 class AnswerChunks(Iterator[StreamedT], Generic[StreamedT]):
-    """The chunks of an answer, as they come. `close`, the end of a `with` block, or losing the
-    last reference ends the request, if it has not ended."""
+    """The chunks of an answer, as they come, for one thread. `close`, the end of a `with` block, or
+    losing the last reference ends the request, if it has not ended."""
 
     def __init__(self, reader: CallReader, streamed: Streamed[StreamedT]) -> None:
         self._reader = reader
         self._chunks = (made for news in reader for made in streamed.of(*news))
+        self._alone = OneThread(_TWO_THREADS)
 
     def __next__(self) -> StreamedT:
-        """Raises `RequestError` if the request failed."""
-        try:
-            return next(self._chunks)
-        except BaseException:
-            self._reader.close()
-            raise
+        """Raises `RequestError` if the request failed, `UserError` while another thread waits here;
+        that one gets its chunks."""
+        with self._alone:
+            try:
+                return next(self._chunks)
+            except BaseException:
+                self._reader.close()
+                raise
 
     def close(self) -> None:
         """End the request. It may be called more than once."""
