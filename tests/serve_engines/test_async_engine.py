@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import sys
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -168,6 +171,25 @@ def test_a_loop_that_is_gone_ends_its_requests(async_engine: AsyncMLCEngine) -> 
     kept = asyncio.run(stream(async_engine, LONG))
     eventually(lambda: running(async_engine) == 0, "it goes on")
     del kept
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_stream_that_a_forked_process_forgets_goes_on(async_engine: AsyncMLCEngine) -> None:
+    async def fork() -> str:
+        chunks = await stream(async_engine, "hello")
+        child = os.fork()
+        if child == 0:
+            unraisable: list[object] = []
+            sys.unraisablehook = unraisable.append
+            del chunks
+            gc.collect()
+            os._exit(len(unraisable))
+        assert os.waitpid(child, 0)[1] == 0
+        return await texts_of(chunks)
+
+    with warnings.catch_warnings():  # Python warns of forks in programs with threads
+        warnings.simplefilter("ignore", DeprecationWarning)
+        assert asyncio.run(fork()) == "hello"
 
 
 def test_several_loops_at_once(async_engine: AsyncMLCEngine) -> None:

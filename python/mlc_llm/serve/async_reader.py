@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -28,6 +29,7 @@ class AsyncReader:
         must be a running event loop."""
         self.loop = asyncio.get_running_loop()
         self.is_over = False
+        self._process = os.getpid()
         self._parts, self._abort, self._watch = parts, abort, watch
         self._open_parts = len(parts)
         self._news: deque[News] = deque()
@@ -52,9 +54,12 @@ class AsyncReader:
             self._waiting.set_result(None)
 
     def close(self) -> None:
-        """Abort what has not ended. It may be called more than once."""
+        """Abort what has not ended. It may be called more than once, and does nothing in a forked
+        process."""
         if not self.is_over:
             self.is_over = True
+            if os.getpid() != self._process:
+                return
             for part in self._parts:
                 self._abort(part.request_id)
 
