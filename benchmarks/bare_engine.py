@@ -46,7 +46,7 @@ class Bare:
         config = GenerationConfig(
             temperature=0.0,
             max_tokens=answer,
-            debug_config={"ignore_eos": True},  # type: ignore[arg-type]
+            debug_config={"ignore_eos": True},
         )
         self._ended.clear()
         self._left = len(prompts)

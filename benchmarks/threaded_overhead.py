@@ -49,7 +49,7 @@ def sync_run(engine: SyncMLCEngine, streams: int, tokens: int) -> float:
     config = GenerationConfig(
         temperature=0.0,
         max_tokens=tokens,
-        debug_config={"ignore_eos": True},  # type: ignore[arg-type]
+        debug_config={"ignore_eos": True},
     )
     start = time.perf_counter()
     prompts: list[list[Data]] = [

@@ -9,7 +9,7 @@ async def ask(engine: AsyncMLCEngine, question: str) -> str:
     """The whole answer. Cancelling the task would end the request."""
     messages = [{"role": "user", "content": question}]
     answer = await engine.chat.completions.create(messages=messages, max_tokens=16, temperature=0)
-    return answer.choices[0].message.content
+    return str(answer.choices[0].message.content)
 
 
 async def first_words(engine: AsyncMLCEngine, question: str) -> str:

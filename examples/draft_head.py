@@ -3,6 +3,7 @@
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -21,7 +22,9 @@ def untrained_head(folder: Path) -> str:
     names = {f"self_attn.{part}_proj": shape for part, shape in shapes.items()}
     names |= {"mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN)}
     names |= {"mlp.down_proj": (HIDDEN, INNER)}
-    tensors = {f"layers.0.{name}.weight": np.zeros(one, np.float16) for name, one in names.items()}
+    tensors: dict[str, np.ndarray[Any, Any]] = {}
+    for name, shape in names.items():
+        tensors[f"layers.0.{name}.weight"] = np.zeros(shape, np.float16)
     tensors["layers.0.post_attention_layernorm.weight"] = np.ones(HIDDEN, np.float16)
     # It expects the vector that it was given: the model says the same token again.
     unit = np.eye(HIDDEN, dtype=np.float16)

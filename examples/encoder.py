@@ -6,6 +6,7 @@ import json
 import tempfile
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ CONFIG = {
     "max_position_embeddings": 128, "type_vocab_size": 2, "hidden_act": "gelu",
     "layer_norm_eps": 1e-12, "id2label": {"0": "score"},
 }  # fmt: skip
-METADATA = {
+METADATA: dict[str, Any] = {
     "general.architecture": "bert", "general.name": "random", "bert.block_count": 2,
     "bert.context_length": 128, "bert.embedding_length": 64, "bert.feed_forward_length": 96,
     "bert.attention.head_count": 4, "bert.attention.layer_norm_epsilon": 1e-12,
@@ -39,7 +40,8 @@ METADATA = {
 
 def random_bert(path: Path) -> str:
     """A file with random weights."""
-    rng, tensors = np.random.default_rng(1), {}
+    rng = np.random.default_rng(1)
+    tensors: dict[str, TensorData] = {}
     for name, shape in wanted_tensors(read_config(CONFIG)).items():
         values = rng.standard_normal(shape) * (0.1 if len(shape) == 1 else shape[-1] ** -0.5)
         values = values + name.endswith("norm.weight")
@@ -48,7 +50,7 @@ def random_bert(path: Path) -> str:
     return str(path)
 
 
-def asked(url: str, body: dict[str, object]) -> dict[str, list[dict[str, object]]]:
+def asked(url: str, body: dict[str, object]) -> Any:
     """What the server answers."""
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)

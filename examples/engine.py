@@ -17,5 +17,5 @@ with MLCEngine() as engine:  # the default model; or a .gguf file
 
     texts = ["The sun rises in the", "Water boils at"]
     found = engine.completions.create(prompt=texts, max_tokens=8, temperature=0, echo=True)
-    for choice in found.choices:
-        print(repr(choice.text))
+    for one in found.choices:
+        print(repr(one.text))

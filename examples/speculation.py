@@ -2,7 +2,6 @@
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.answers import Usage
-from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 
 LIST = "\n".join(f"{i}. The price of item {i} is {i} euros." for i in range(1, 9))
@@ -14,7 +13,7 @@ def run(mode: str) -> tuple[str, Usage]:
     engine = SyncMLCEngine(
         model=None,  # the default model; or a .gguf file
         mode="interactive",
-        engine_config=EngineConfig(speculative_mode=mode),
+        engine_config={"speculative_mode": mode},
     )
     answer = engine.generate(PROMPT, GenerationConfig(temperature=0, max_tokens=100))
     drafts = engine.metrics().metrics.get("spec_decode")  # not there if nothing was drafted

@@ -28,18 +28,18 @@ def get_weather(city: str, unit: str) -> str:
 
 messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
 with MLCEngine() as engine:  # the default model is small, so the call is required
-    asked: Any = engine.chat.completions.create(
+    asked = engine.chat.completions.create(
         messages=messages, tools=[WEATHER], tool_choice="required", temperature=0,
         parallel_tool_calls=False,
     )  # fmt: skip
     message = asked.choices[0].message
     messages.append(message.model_dump(exclude_none=True))
-    for call in message.tool_calls:
+    for call in message.tool_calls or []:
         arguments = json.loads(call.function.arguments)  # they fit the schema
         result = get_weather(**arguments)
         print(f"{call.function.name}({arguments}) -> {result}")
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    answer: Any = engine.chat.completions.create(
+    answer = engine.chat.completions.create(
         messages=messages, tools=[WEATHER], tool_choice="none", temperature=0, max_tokens=40
     )
     print("answer:", answer.choices[0].message.content)

@@ -5,11 +5,12 @@ import threading
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.data import RequestStreamOutput, TextData
+from mlc_llm.serve.data import RequestStreamOutput, SingleRequestStreamOutput, TextData
 from mlc_llm.serve.stream import SequenceText
 from mlc_llm.serve.threaded_engine import ThreadedEngine
 
-inboxes = {f"user-{i}": queue.Queue() for i in range(20)}
+Inbox = queue.Queue[SingleRequestStreamOutput]
+inboxes: dict[str, Inbox] = {f"user-{i}": Inbox() for i in range(20)}
 answers: dict[str, str] = {}
 
 

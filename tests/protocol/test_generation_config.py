@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import math
+import textwrap
 from typing import Any
 
 import pytest
@@ -355,3 +358,12 @@ def test_whatever_comes_in_is_taken_or_refused_as_ours(values: dict[str, Any]) -
         assert "\n" not in str(error)
     else:
         config.validate_ranges()
+
+
+def test_a_type_checker_knows_every_field() -> None:
+    """`__init__` is written for type checkers alone, so nothing else notices a name that it lacks."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(GenerationConfig))).body
+    assert isinstance(body, ast.ClassDef)
+    found = [one for one in ast.walk(body) if isinstance(one, ast.FunctionDef)]
+    (made,) = [one for one in found if one.name == "__init__"]
+    assert [one.arg for one in made.args.kwonlyargs] == list(RULES)

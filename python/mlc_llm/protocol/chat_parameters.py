@@ -27,8 +27,6 @@ class SamplingParameters(TypedDict, total=False):
     """See `GenerationConfig`."""
     stop: str | Sequence[str] | None
     """The answer ends before this text, or before any of these texts."""
-    stream: bool
-    """Whether the answer comes in chunks. The default is False; `JSONFFIEngine` only streams."""
     stream_options: Mapping[str, object] | None
     """`{"include_usage": True}` asks for a last chunk with the usage."""
     temperature: float | None
@@ -45,13 +43,20 @@ class SamplingParameters(TypedDict, total=False):
     """More fields of the request, which OpenAI's API does not have, such as `debug_config`."""
 
 
+class StreamParameter(TypedDict, total=False):
+    """Apart from the others, because the type of an answer depends on it."""
+
+    stream: bool
+    """Whether the answer comes in chunks. The default is False; `JSONFFIEngine` only streams."""
+
+
 class _NeededForChat(TypedDict):
     messages: Sequence[GivenMessage]
     """The conversation: dicts of OpenAI's shape."""
 
 
-class ChatParameters(_NeededForChat, SamplingParameters, total=False):
-    """The arguments of `chat.completions.create`."""
+class ChatArguments(_NeededForChat, SamplingParameters, total=False):
+    """The arguments of `chat.completions.create` but for `stream`."""
 
     logprobs: bool
     """Report the log-probability of each token."""
@@ -67,13 +72,17 @@ class ChatParameters(_NeededForChat, SamplingParameters, total=False):
     """How long the model thinks, where its chat template knows of it: `"none"` to `"max"`."""
 
 
+class ChatParameters(ChatArguments, StreamParameter, total=False):
+    """The arguments of `chat.completions.create`."""
+
+
 class _NeededForCompletion(TypedDict):
     prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
     """One text or several, or the token ids of one or of several."""
 
 
-class CompletionParameters(_NeededForCompletion, SamplingParameters, total=False):
-    """The arguments of `completions.create`."""
+class CompletionArguments(_NeededForCompletion, SamplingParameters, total=False):
+    """The arguments of `completions.create` but for `stream`."""
 
     best_of: int | None
     """Only the value of `n`: answers are not compared."""
@@ -83,6 +92,10 @@ class CompletionParameters(_NeededForCompletion, SamplingParameters, total=False
     """Report the log-probability of each token, and of this many of the likeliest, 0 to 5."""
     suffix: str | None
     """Text behind the answer; it is refused, unless it is empty."""
+
+
+class CompletionParameters(CompletionArguments, StreamParameter, total=False):
+    """The arguments of `completions.create`."""
 
 
 class _NeededForEmbedding(TypedDict):
@@ -107,8 +120,13 @@ class EmbeddingParameters(_NeededForEmbedding, total=False):
     """More fields of the request."""
 
 
-CHAT_CLASSES = (_NeededForChat, SamplingParameters, ChatParameters)
-COMPLETION_CLASSES = (_NeededForCompletion, SamplingParameters, CompletionParameters)
+CHAT_CLASSES = (_NeededForChat, SamplingParameters, StreamParameter, ChatArguments)
+COMPLETION_CLASSES = (
+    _NeededForCompletion,
+    SamplingParameters,
+    StreamParameter,
+    CompletionArguments,
+)
 EMBEDDING_CLASSES = (_NeededForEmbedding, EmbeddingParameters)
 """The parameters in order: first those without a default."""
 

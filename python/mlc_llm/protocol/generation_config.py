@@ -7,7 +7,7 @@ command line. It has those methods of a pydantic model that callers use.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -116,6 +116,30 @@ class GenerationConfig(_Checked):
     debug_config: DebugConfig = _made_later("debug_config")
     """For tests and measurements, as a dict: `ignore_eos`, `pinned_system_prompt`,
     `special_request`, `grammar_execution_mode`. {} is normal behaviour."""
+
+    if TYPE_CHECKING:
+        # The types of what may be given. `_Checked.__init__` takes it.
+        def __init__(
+            self,
+            *,
+            n: int | None = None,
+            temperature: float | None = None,
+            top_p: float | None = None,
+            top_k: int | None = None,
+            min_p: float | None = None,
+            frequency_penalty: float | None = None,
+            presence_penalty: float | None = None,
+            repetition_penalty: float | None = None,
+            logprobs: bool | None = None,
+            top_logprobs: int | None = None,
+            logit_bias: Mapping[int, float] | None = None,
+            max_tokens: int | None = None,
+            seed: int | None = None,
+            stop_strs: Sequence[str] | None = None,
+            stop_token_ids: Sequence[int] | None = None,
+            response_format: RequestResponseFormat | Mapping[str, object] | None = None,
+            debug_config: DebugConfig | Mapping[str, object] | None = None,
+        ) -> None: ...
 
     def validate_ranges(self) -> None:
         """Check every field again. A copy of `model_copy` may have wrong values."""

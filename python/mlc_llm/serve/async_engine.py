@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
 
 from mlc_llm.protocol.chat_parameters import (
+    ChatArguments,
     ChatParameters,
+    CompletionArguments,
     CompletionParameters,
     EmbeddingParameters,
     check_names,
@@ -97,6 +99,21 @@ class AsyncChatCompletions:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
+    @overload
+    async def create(
+        self, *, stream: Literal[False] = False, **parameters: Unpack[ChatArguments]
+    ) -> ChatCompletionResponse: ...
+
+    @overload
+    async def create(
+        self, *, stream: Literal[True], **parameters: Unpack[ChatArguments]
+    ) -> AsyncAnswerChunks[ChatCompletionStreamResponse]: ...
+
+    @overload
+    async def create(
+        self, *, stream: bool, **parameters: Unpack[ChatArguments]
+    ) -> AsyncAnswerChunks[ChatCompletionStreamResponse] | ChatCompletionResponse: ...
+
     async def create(
         self, **parameters: Unpack[ChatParameters]
     ) -> AsyncAnswerChunks[ChatCompletionStreamResponse] | ChatCompletionResponse:
@@ -125,6 +142,21 @@ class AsyncCompletions:
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
+
+    @overload
+    async def create(
+        self, *, stream: Literal[False] = False, **parameters: Unpack[CompletionArguments]
+    ) -> CompletionResponse: ...
+
+    @overload
+    async def create(
+        self, *, stream: Literal[True], **parameters: Unpack[CompletionArguments]
+    ) -> AsyncAnswerChunks[CompletionResponse]: ...
+
+    @overload
+    async def create(
+        self, *, stream: bool, **parameters: Unpack[CompletionArguments]
+    ) -> AsyncAnswerChunks[CompletionResponse] | CompletionResponse: ...
 
     async def create(
         self, **parameters: Unpack[CompletionParameters]

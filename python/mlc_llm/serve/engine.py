@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
 
 from mlc_llm.protocol.chat_parameters import (
+    ChatArguments,
     ChatParameters,
+    CompletionArguments,
     CompletionParameters,
     EmbeddingParameters,
     check_names,
@@ -132,6 +134,21 @@ class ChatCompletions:
     def __init__(self, client: Client) -> None:
         self._client = client
 
+    @overload
+    def create(
+        self, *, stream: Literal[False] = False, **parameters: Unpack[ChatArguments]
+    ) -> ChatCompletionResponse: ...
+
+    @overload
+    def create(
+        self, *, stream: Literal[True], **parameters: Unpack[ChatArguments]
+    ) -> AnswerChunks[ChatCompletionStreamResponse]: ...
+
+    @overload
+    def create(
+        self, *, stream: bool, **parameters: Unpack[ChatArguments]
+    ) -> AnswerChunks[ChatCompletionStreamResponse] | ChatCompletionResponse: ...
+
     def create(
         self, **parameters: Unpack[ChatParameters]
     ) -> AnswerChunks[ChatCompletionStreamResponse] | ChatCompletionResponse:
@@ -159,6 +176,21 @@ class Completions:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+
+    @overload
+    def create(
+        self, *, stream: Literal[False] = False, **parameters: Unpack[CompletionArguments]
+    ) -> CompletionResponse: ...
+
+    @overload
+    def create(
+        self, *, stream: Literal[True], **parameters: Unpack[CompletionArguments]
+    ) -> AnswerChunks[CompletionResponse]: ...
+
+    @overload
+    def create(
+        self, *, stream: bool, **parameters: Unpack[CompletionArguments]
+    ) -> AnswerChunks[CompletionResponse] | CompletionResponse: ...
 
     def create(
         self, **parameters: Unpack[CompletionParameters]

@@ -105,7 +105,7 @@ class SyncMLCEngine:
 
     def generate(
         self,
-        prompts: str | list[str] | list[int] | list[list[int]] | list[list[data.Data]],
+        prompts: str | list[str] | list[int] | list[list[int]] | Sequence[Sequence[data.Data]],
         generation_config: Config | list[Config] | None = None,
         *,
         special: bool = False,
@@ -197,7 +197,7 @@ class SyncMLCEngine:
     def create_request(
         self,
         request_id: str,
-        inputs: data.Data | list[data.Data],
+        inputs: data.Data | Sequence[data.Data],
         generation_config: Config,
         *,
         adapter: str = "",
