@@ -361,7 +361,7 @@ def test_whatever_comes_in_is_taken_or_refused_as_ours(values: dict[str, Any]) -
 
 
 def test_a_type_checker_knows_every_field() -> None:
-    """`__init__` is written for type checkers alone, so nothing else notices a name that it lacks."""
+    """`__init__` is for type checkers alone, so nothing else notices a name that it lacks."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(GenerationConfig))).body
     assert isinstance(body, ast.ClassDef)
     found = [one for one in ast.walk(body) if isinstance(one, ast.FunctionDef)]

@@ -145,6 +145,10 @@ def test_wrong_chats_are_refused_before_anything_is_read(engine: MLCEngine) -> N
         chat(engine, "a", temprature=0)
     with pytest.raises(InvalidField, match="stream_options"):
         chat(engine, "a", stream_options={"include_usage": True})
+    with pytest.raises(InvalidField, match="extra_body = 5 is not allowed"):
+        chat(engine, "a", extra_body=5)
+    with pytest.raises(InvalidField, match="request_id = '' is not allowed"):
+        chat(engine, "a", request_id="")
     assert running(engine) == 0
 
 

@@ -11,8 +11,8 @@ from mlc_llm.json_ffi.module import FUNCTIONS, MORE_FUNCTIONS
 from mlc_llm.json_ffi.state import EngineState, Functions
 from mlc_llm.protocol.chat_parameters import ChatParameters, check_names
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionStreamResponse
-from mlc_llm.serve import engine_utils
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.engine_utils import request_id_of
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.openai.engine_metrics import query_engine_metrics
 from mlc_llm.serve.openai.requests import request_of
@@ -59,7 +59,7 @@ class Completions:
             self._ffi,
             json.dumps(request.model_dump(mode="json", by_alias=True)),
             request.include_usage,
-            parameters.get("request_id") or f"chatcmpl-{engine_utils.random_uuid()}",
+            request_id_of(parameters, "chatcmpl"),
         )
 
 

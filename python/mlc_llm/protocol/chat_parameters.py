@@ -120,6 +120,8 @@ class EmbeddingParameters(_NeededForEmbedding, total=False):
     """More fields of the request."""
 
 
+AnyParameters = ChatParameters | CompletionParameters | EmbeddingParameters
+
 CHAT_CLASSES = (_NeededForChat, SamplingParameters, StreamParameter, ChatArguments)
 COMPLETION_CLASSES = (
     _NeededForCompletion,

@@ -25,7 +25,7 @@ from mlc_llm.protocol.openai_api_protocol import (
 from mlc_llm.serve.async_reader import AsyncClient, AsyncReader, begin, deliver_to_loops
 from mlc_llm.serve.client import EngineClient
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.engine_utils import random_uuid
+from mlc_llm.serve.engine_utils import random_uuid, request_id_of
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.openai.calls import Call, Streamed, chat_call
@@ -125,7 +125,7 @@ class AsyncChatCompletions:
         """
         check_names(parameters)
         request = request_of(parameters, stream=False)
-        request_id = parameters.get("request_id") or f"chatcmpl-{random_uuid()}"
+        request_id = request_id_of(parameters, "chatcmpl")
         call = chat_call(request, request_id, self._client.model)
         return await _answer(self._client, call, stream=request.stream)
 
@@ -165,7 +165,7 @@ class AsyncCompletions:
         template. With several prompts, the choices of each follow those of the one before."""
         check_names(parameters, CompletionParameters)
         request = completion_request_of(parameters)
-        request_id = parameters.get("request_id") or f"cmpl-{random_uuid()}"
+        request_id = request_id_of(parameters, "cmpl")
         call = completion_call(request, request_id, self._client.model)
         return await _answer(self._client, call, stream=request.stream)
 
@@ -181,7 +181,7 @@ class AsyncEmbeddings:
         model's files say. Raises as `chat.completions.create`."""
         check_names(parameters, EmbeddingParameters)
         request = embedding_request_of(parameters)
-        request_id = parameters.get("request_id") or f"embd-{random_uuid()}"
+        request_id = request_id_of(parameters, "embd")
         call = embedding_call(request, request_id, self._client.model)
         found = await _answer(self._client, call, stream=False)
         assert isinstance(found, EmbeddingResponse)

@@ -22,7 +22,7 @@ from mlc_llm.protocol.openai_api_protocol import (
 )
 from mlc_llm.serve.client import EngineClient, News
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.engine_utils import random_uuid
+from mlc_llm.serve.engine_utils import random_uuid, request_id_of
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.one_thread import OneThread
@@ -159,7 +159,7 @@ class ChatCompletions:
         """
         check_names(parameters)
         request = request_of(parameters, stream=False)
-        request_id = parameters.get("request_id") or f"chatcmpl-{random_uuid()}"
+        request_id = request_id_of(parameters, "chatcmpl")
         call = chat_call(request, request_id, self._client.model)
         return _answer(self._client, call, stream=request.stream)
 
@@ -199,7 +199,7 @@ class Completions:
         template. With several prompts, the choices of each follow those of the one before."""
         check_names(parameters, CompletionParameters)
         request = completion_request_of(parameters)
-        request_id = parameters.get("request_id") or f"cmpl-{random_uuid()}"
+        request_id = request_id_of(parameters, "cmpl")
         call = completion_call(request, request_id, self._client.model)
         return _answer(self._client, call, stream=request.stream)
 
@@ -215,7 +215,7 @@ class Embeddings:
         model's files say. Raises as `chat.completions.create`."""
         check_names(parameters, EmbeddingParameters)
         request = embedding_request_of(parameters)
-        request_id = parameters.get("request_id") or f"embd-{random_uuid()}"
+        request_id = request_id_of(parameters, "embd")
         call = embedding_call(request, request_id, self._client.model)
         found = _answer(self._client, call, stream=False)
         assert isinstance(found, EmbeddingResponse)

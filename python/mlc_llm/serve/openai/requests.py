@@ -11,10 +11,12 @@ from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import InvalidField
 from mlc_llm.images.reader import ImageReader
 from mlc_llm.protocol.chat_parameters import (
+    AnyParameters,
     ChatParameters,
     CompletionParameters,
     EmbeddingParameters,
 )
+from mlc_llm.protocol.checks import wrong_type
 from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.embedding_protocol import EmbeddingRequest
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -67,12 +69,13 @@ def _fields(
     return {"stream": stream, **_given(parameters, kind)}
 
 
-def _given(
-    parameters: ChatParameters | CompletionParameters | EmbeddingParameters, kind: type[BaseModel]
-) -> dict[str, object]:
+def _given(parameters: AnyParameters, kind: type[BaseModel]) -> dict[str, object]:
     given = dict[str, object](parameters)
     own = {name: value for name, value in given.items() if name in kind.model_fields}
-    return {**own, **(parameters.get("extra_body") or {})}
+    more = parameters.get("extra_body")
+    if not isinstance(more, Mapping | None):
+        raise wrong_type("extra_body", more, "should be a dict of fields of the request")
+    return {**own, **(more or {})}
 
 
 def without_effect(
