@@ -134,7 +134,9 @@ def test_init_needs_a_known_device_and_a_callback() -> None:
         module.init_background_engine(1, 5, print)
     with pytest.raises(MLCError, match="needs a request stream callback"):
         module.init_background_engine(1, 0, None)
-    with pytest.raises(MLCError, match="not initialized"):
+    with pytest.raises(InvalidField, match="callback = 5 is not allowed"):
+        module.init_background_engine(1, 0, 5)  # type: ignore[arg-type]
+    with pytest.raises(MLCError, match=r"not initialized; call .*init_background_engine"):
         module.chat_completion("{}", "a")
 
 

@@ -296,6 +296,15 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], named: str) -> N
         SyncMLCEngine(model, **arguments)
 
 
+def test_what_is_no_request_and_no_callback_is_refused(engine: SyncMLCEngine) -> None:
+    with pytest.raises(InvalidField, match="request = 'a' is not allowed"):
+        engine.add_request("a")  # type: ignore[arg-type]
+    with pytest.raises(InvalidField, match="request_stream_callback = 5 is not allowed"):
+        engine._ffi["set_request_stream_callback"](5)
+    with pytest.raises(InvalidField, match="request_stream_callback = 5 is not allowed"):
+        SyncMLCEngine("mock://echo", request_stream_callback=5)  # type: ignore[arg-type]
+
+
 def test_the_callers_config_is_not_changed() -> None:
     config = EngineConfig(max_num_sequence=3)
     engine = SyncMLCEngine("mock://echo", engine_config=config, mode="interactive")

@@ -40,9 +40,13 @@ def test_init_needs_a_callback_and_comes_first() -> None:
         engine.reload(ECHO)
     with pytest.raises(MLCError, match="needs a request stream callback"):
         engine.init_threaded_engine("cpu", None, None)
+    with pytest.raises(InvalidField, match="request_stream_callback = 5 is not allowed"):
+        engine.init_threaded_engine("cpu", 5, None)  # type: ignore[arg-type]
     engine.init_threaded_engine("cpu", Reader(), None)
     with pytest.raises(MLCError, match="initialized before"):
         engine.init_threaded_engine("cpu", Reader(), None)
+    with pytest.raises(InvalidField, match="request = 'a' is not allowed"):
+        engine.add_request("a")  # type: ignore[arg-type]
 
 
 def test_without_a_model_requests_get_an_error_and_the_loop_survives() -> None:

@@ -16,7 +16,7 @@ from mlc_llm.errors import InvalidField, MLCError
 from mlc_llm.json_ffi import codec
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 from mlc_llm.serve.chat_model import chat_model_of
-from mlc_llm.serve.data import RequestStreamOutput
+from mlc_llm.serve.data import RequestStreamOutput, checked_callback
 from mlc_llm.serve.ffi_table import function_table
 from mlc_llm.serve.openai.chunk_json import ChunkJSON
 from mlc_llm.serve.openai.chunks import AnswerStream
@@ -78,6 +78,7 @@ class JSONFFIModule:
         if device_id:
             words = "it is 0; CUDA_VISIBLE_DEVICES says which GPU that is"
             raise InvalidField("device_id", device_id, words)
+        checked_callback(callback, "callback")
         device = f"{DEVICE_TYPES[device_type]}:{device_id}"
         deliver = None if callback is None else self._deliver
         self._engine.init_threaded_engine(device, deliver, None)

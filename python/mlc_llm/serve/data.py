@@ -85,6 +85,12 @@ class ImageData(Data):
         return cls(image_file(checks.string("url", url, MAX_URL_CHARS), allow_hosts, field="url"))
 
 
+def checked_callback(callback: object, field: str = "request_stream_callback") -> None:
+    """Raises InvalidField for what cannot be called. None is no callback, and allowed here."""
+    if callback is not None and not callable(callback):
+        raise checks.wrong_type(field, callback, "should be a function")
+
+
 def _decodable(image: object) -> Picture | ImageFile:
     """Raises InvalidField."""
     from mlc_llm.images.decoder import ImageFile

@@ -68,6 +68,13 @@ class Request:
         return self.generation_config.n
 
 
+def checked_request(request: object) -> Request:
+    """What `create_request` has made. Raises InvalidField for anything else."""
+    if not isinstance(request, Request):
+        raise checks.wrong_type("request", request, "should be what create_request returns")
+    return request
+
+
 def _input_list(inputs: object) -> list[Data]:
     items = [inputs] if isinstance(inputs, Data) else inputs
     if not isinstance(items, (list, tuple)):

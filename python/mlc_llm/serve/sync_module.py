@@ -12,7 +12,7 @@ from mlc_llm.errors import MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.data import RequestStreamOutput
+from mlc_llm.serve.data import RequestStreamOutput, checked_callback
 from mlc_llm.serve.engine_calls import InCallback
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
@@ -20,7 +20,7 @@ from mlc_llm.serve.opening.adapters import adapter
 from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.serve.opening.open_engine import OpenEngine, open_engine
 from mlc_llm.serve.prompts import data_of_inputs
-from mlc_llm.serve.request import Request
+from mlc_llm.serve.request import Request, checked_request
 from mlc_llm.support.interrupts import HeldInterrupts
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class SyncEngineModule:
         """Open the model that the config names. `device`: a name or a TVM device. `reading`:
         weights whose reading has begun."""
         config = EngineConfig.from_json(config_json)
+        checked_callback(callback)
         self._opened = open_engine(config, str(device), trace, reading)
         self._callback = callback
 
@@ -85,7 +86,7 @@ class SyncEngineModule:
 
     def add_request(self, request: Request) -> None:
         with HeldInterrupts():
-            self._undelivered += self._engine.core.add_request(request)
+            self._undelivered += self._engine.core.add_request(checked_request(request))
         self._deliver()
 
     def abort_request(self, request_id: str) -> None:
@@ -129,7 +130,9 @@ class SyncEngineModule:
         return self._callback
 
     def set_request_stream_callback(self, callback: StreamCallback | None) -> None:
-        """Set the callback. The old one first gets the outputs of an interrupted operation."""
+        """Set the callback. The old one first gets the outputs of an interrupted operation. Raises
+        `InvalidField` for one that cannot be called."""
+        checked_callback(callback)
         self._deliver()
         self._callback = callback
 

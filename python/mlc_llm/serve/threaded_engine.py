@@ -18,7 +18,7 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.compute_thread import computing_here
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
-from mlc_llm.serve.data import Data, RequestStreamOutput
+from mlc_llm.serve.data import Data, RequestStreamOutput, checked_callback
 from mlc_llm.serve.engine_calls import InCallback, Inside, Stoppable
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
@@ -26,7 +26,7 @@ from mlc_llm.serve.opening.adapters import adapter as adapter_of
 from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.serve.opening.open_engine import OpenEngine
 from mlc_llm.serve.prompts import data_of_inputs
-from mlc_llm.serve.request import Request
+from mlc_llm.serve.request import Request, checked_request
 from mlc_llm.serve.threaded.inbox import (
     AdapterChange,
     Arrival,
@@ -99,8 +99,10 @@ class ThreadedEngine(Stoppable):
         trace_recorder: EventTraceRecorder | None = None,
     ) -> None:
         """`device`: a name or a TVM device. The stream-back loop calls the callback with lists of
-        outputs. Raises `MLCError` without a callback, and if it is called a second time."""
+        outputs. Raises `MLCError` without a callback, and if it is called a second time;
+        `InvalidField` for a callback that cannot be called."""
         self._check_process()
+        checked_callback(request_stream_callback)
         if request_stream_callback is None:
             raise MLCError("a threaded engine needs a request stream callback")
         if self._callback is not None:
@@ -154,7 +156,8 @@ class ThreadedEngine(Stoppable):
         go on; `abort_request` ends the request during this time too. Raises `InvalidField` while
         another request with this id runs.
         """
-        self.make_and_add(request.request_id, request.n, lambda: request)
+        made = checked_request(request)
+        self.make_and_add(made.request_id, made.n, lambda: made)
 
     def make_and_add(
         self, request_id: str, n: int, make: Callable[[], Request], *, raises: bool = False
@@ -283,7 +286,8 @@ class ThreadedEngine(Stoppable):
         """Raise `MLCError` before `init_threaded_engine` and in a forked process."""
         self._check_process()
         if self._callback is None:
-            raise MLCError("the engine is not initialized; call init_threaded_engine first")
+            calls = "init_threaded_engine, or init_background_engine of the JSON FFI,"
+            raise MLCError(f"the engine is not initialized; call {calls} first")
 
     InitThreadedEngine = init_threaded_engine
     Reload = reload
