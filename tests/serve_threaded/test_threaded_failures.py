@@ -105,6 +105,22 @@ def test_after_a_failed_reload_requests_hear_why(monkeypatch: pytest.MonkeyPatch
         assert running.works()
 
 
+def test_who_asks_during_a_reload_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Running() as running:
+        heard: list[str] = []
+
+        def opening(*_: object) -> None:
+            with pytest.raises(MLCError) as refused:
+                running.engine.create_request("a", "text", "{}")
+            heard.append(str(refused.value))
+            raise MemoryError("too little memory")
+
+        monkeypatch.setattr("mlc_llm.serve.threaded.worker.open_engine", opening)
+        with pytest.raises(MemoryError):
+            running.engine.reload(ECHO)
+        assert len(heard) == 1 and "a reload is under way" in heard[0]
+
+
 def test_reloads_from_many_threads_all_return() -> None:
     with Running() as running:
         errors: list[Exception] = []

@@ -71,10 +71,12 @@ class ThreadedEngine(Stoppable):
     """All methods may be called from any thread, also from the callback.
 
     Call `init_threaded_engine` before everything else; only the loops may start before it.
-    `reload`, `unload` and `debug_call_func_on_all_worker` wait until they are done and raise what
-    went wrong; while no background loop runs, the calling thread does the work itself. The other
-    methods return at once. After `exit_background_loop`, or after a loop failed, every method that
-    asks for work raises `EngineDead`.
+    `reload`, `unload`, `load_adapter`, `drop_adapter`, `call_core` and
+    `debug_call_func_on_all_worker` wait until they are done and raise what went wrong; while no
+    background loop runs, the calling thread does the work itself. The other methods wait for no
+    engine; `add_request` takes as long as its prompt needs to become tokens. After
+    `exit_background_loop`, or after a loop failed, every method that asks for work raises
+    `EngineDead`.
     """
 
     def __init__(self) -> None:

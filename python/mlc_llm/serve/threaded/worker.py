@@ -31,6 +31,8 @@ from mlc_llm.serve.threaded.outbox import Outbox, Outputs
 
 NOTHING_LOADED = "no engine is loaded; call reload first"
 
+RELOADING = "no engine is loaded now: a reload is under way; ask again when it is done"
+
 OTHER_MODEL = "the model was reloaded after the request was made for the one before; send it again"
 
 _log = logging.getLogger(__name__)
@@ -201,6 +203,7 @@ class Worker:
 
     def _reload(self, config: EngineConfig) -> None:
         self._drop()
+        self.why_not_loaded = RELOADING
         try:
             self.loaded = open_engine(config, self.device, self.trace)
             for runner in self.loaded.runners:
