@@ -140,6 +140,12 @@ def test_init_needs_a_known_device_and_a_callback() -> None:
         module.chat_completion("{}", "a")
 
 
+@pytest.mark.parametrize("device", [5, None])
+def test_what_is_no_device_is_refused_by_name(device: Any) -> None:
+    with pytest.raises(InvalidField, match=f"device = '{device}' is not allowed"):
+        JSONFFIEngine("mock://echo", device)
+
+
 def test_half_characters_do_no_harm(engine: JSONFFIEngine) -> None:
     """JSON can escape half a surrogate pair; what is said about it is text all the same."""
     half = "\ud800"

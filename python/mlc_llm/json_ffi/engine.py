@@ -95,8 +95,7 @@ class JSONFFIEngine:
         threads have ended then."""
         config = EngineConfig.of(engine_config)
         check_engine_config(model, model_lib, mode, config)
-        if isinstance(device, str):
-            device = detect_device(device, config.kernels)
+        found = detect_device(str(device), config.kernels)
         self.engine_config = replace(config, model=model, model_lib=model_lib, mode=mode)
         self._state = EngineState()
         self._ffi = _create_tvm_module(
@@ -106,7 +105,7 @@ class JSONFFIEngine:
         try:
             callback = self._state.get_request_stream_callback()
             self._ffi["init_background_engine"](
-                int(device.dlpack_device_type()), int(device.index), callback
+                int(found.dlpack_device_type()), int(found.index), callback
             )
             self._ffi["reload"](self.engine_config.asjson())
             self.tokenizer = self._ffi["get_model_bundle"]().tokenizer
@@ -116,7 +115,8 @@ class JSONFFIEngine:
         self.chat = Chat(self._ffi, self._state, self._background_loops)
 
     def metrics(self) -> EngineMetrics:
-        """The engine's numbers at this moment. It may be called while requests run."""
+        """The engine's numbers at this moment. It may be called while requests run. Raises
+        `MLCError` if no model is loaded."""
         return query_engine_metrics(self)
 
     def terminate(self) -> None:
