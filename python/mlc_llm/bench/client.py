@@ -36,8 +36,6 @@ class Target:
 class Result:
     """What one request took, in seconds since it was sent, on the clock of this side."""
 
-    sent_at: float = 0.0
-    """On the clock of the run."""
     ttft: float | None = None
     total: float = 0.0
     gaps: list[float] = field(default_factory=list)

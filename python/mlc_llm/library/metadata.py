@@ -98,10 +98,6 @@ class KVInfo:
     dtype: str
     groups: tuple[KVGroupInfo, ...]
 
-    @property
-    def num_layers(self) -> int:
-        return sum(len(group.layers) for group in self.groups)
-
     def bytes_per_page(self, group: KVGroupInfo) -> int:
         """Of all layers of the group."""
         return len(group.layers) * 2 * group.kv_heads * self.block_bytes(group)

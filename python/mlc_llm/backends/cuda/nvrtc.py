@@ -51,13 +51,6 @@ def first_error(log: str) -> str:
     return next((line for line in lines if _ERROR.search(line)), " | ".join(lines[:2]))[:400]
 
 
-def nvrtc_version() -> str:
-    """As "13.0". Raises UnusableDevice if the package is missing."""
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    _check(_library().nvrtcVersion(_ref(major), _ref(minor)))
-    return f"{major.value}.{minor.value}"
-
-
 def _options(arch: str) -> list[str]:
     return [
         f"--gpu-architecture={arch}",
