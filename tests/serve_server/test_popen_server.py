@@ -31,11 +31,15 @@ def watch(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def ask(port: int, text: str, **more: Any) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     body = {"messages": [{"role": "user", "content": text}], **more}
+    return post(port, "/v1/chat/completions", body)
+
+
+def post(port: int, path: str, body: Any) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     headers = {"content-type": "application/json"}
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        connection.request("POST", path, json.dumps(body), headers)
         reply = connection.getresponse()
         return reply.status, json.loads(reply.read())
     finally:
@@ -54,12 +58,14 @@ def until_closed(port: int) -> None:
 
 def test_it_serves_and_ends() -> None:
     config = EngineConfig(max_single_sequence_length=100, max_num_sequence=2)
-    server = PopenServer("mock://echo", "cpu", engine_config=config, port=0)
+    server = PopenServer("mock://echo", "cpu", engine_config=config, port=0, enable_tracing=True)
     with server as started:
         assert started is server
         assert server.openai_v1_base_url == f"{server.base_url}/v1"
         status, body = ask(server.port, "hello", debug_config={"ignore_eos": True})
         assert (status, body["choices"][0]["message"]["content"]) == (200, "hello")
+        status, events = post(server.port, "/debug/dump_event_trace", {})
+        assert status == 200 and "request added to engine (0)" in [one["name"] for one in events]
         status, body = ask(server.port, "x" * 200)
         assert "maximum context length is 100 tokens" in body["error"]["message"]
         with pytest.raises(MLCError, match="started already"):
@@ -105,7 +111,7 @@ def test_a_server_that_cannot_start_is_an_error(tmp_path: Any) -> None:
 @pytest.mark.parametrize("mode", ["local", "interactive", "server"])
 def test_arguments_that_contradict_are_refused(mode: EngineMode) -> None:
     with pytest.raises(InvalidField, match="enable_tracing"):
-        PopenServer("mock://echo", enable_tracing=True)
+        PopenServer("mock://echo", enable_debug=False, enable_tracing=True)
     other = "server" if mode == "local" else "local"
     with pytest.raises(InvalidField, match=r"engine_config\.mode"):
         PopenServer("mock://echo", mode=mode, engine_config={"mode": other})

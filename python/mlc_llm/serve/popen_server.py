@@ -28,9 +28,9 @@ class PopenServer:
     """`mlc_llm serve` in the background. As a context manager it starts and ends with the block.
 
     The arguments are MLC LLM's. model: None is the default model. port: 0 takes a free one.
-    enable_tracing: the server records no event trace in this version, so True is refused. The
-    process also ends when this one does, however it ends. What the server writes goes to this
-    program's standard error.
+    enable_tracing: `POST /debug/dump_event_trace` gives what happened to each request. A server
+    records that with `enable_debug`, so True is refused without it. The process also ends when this
+    one does, however it ends. What the server writes goes to this program's standard error.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class PopenServer:
         port: int = 8082,
     ) -> None:
         """Raises `InvalidField` for an argument that cannot be used."""
-        if enable_tracing:
-            words = "the server records no event trace in this version; leave it out"
+        if enable_tracing and not enable_debug:
+            words = "a server records events with enable_debug=True"
             raise InvalidField("enable_tracing", enable_tracing, words)
         self.model, self.device, self.model_lib, self.mode = model, str(device), model_lib, mode
         self.engine_config = EngineConfig.of(engine_config)
