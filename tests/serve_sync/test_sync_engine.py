@@ -303,6 +303,8 @@ def test_what_is_no_request_and_no_callback_is_refused(engine: SyncMLCEngine) ->
         engine._ffi["set_request_stream_callback"](5)
     with pytest.raises(InvalidField, match="request_stream_callback = 5 is not allowed"):
         SyncMLCEngine("mock://echo", request_stream_callback=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidField, match="adapter = 5 is not allowed"):
+        engine.create_request("a", data.TextData("x"), {}, adapter=5)  # type: ignore[arg-type]
 
 
 def test_the_callers_config_is_not_changed() -> None:
@@ -360,6 +362,8 @@ def test_the_table_works_without_our_python_classes() -> None:
     module["init"](json.dumps({"model": "mock://echo"}), "cpu", heard.extend, None)
     request = module["create_request"]("a", "hi", '{"max_tokens": 1}')
     module["add_request"](request)
+    with pytest.raises(MLCError, match="initialized before"):  # it would lose the request
+        module["init"](json.dumps({"model": "mock://echo"}), "cpu", heard.extend, None)
     module["step"]()
     assert [output.group_finish_reason for output in heard] == [["length"], []]
     assert json.loads(module["json_metrics"]())["completion_tokens_sum"] == 1

@@ -42,6 +42,8 @@ def test_init_needs_a_callback_and_comes_first() -> None:
         engine.init_threaded_engine("cpu", None, None)
     with pytest.raises(InvalidField, match="request_stream_callback = 5 is not allowed"):
         engine.init_threaded_engine("cpu", 5, None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidField, match="trace_recorder = 'x' is not allowed"):
+        engine.init_threaded_engine("cpu", Reader(), "x")  # type: ignore[arg-type]
     engine.init_threaded_engine("cpu", Reader(), None)
     with pytest.raises(MLCError, match="initialized before"):
         engine.init_threaded_engine("cpu", Reader(), None)
@@ -62,6 +64,8 @@ def test_without_a_model_requests_get_an_error_and_the_loop_survives() -> None:
         assert stream.usages == [{"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}]
         with pytest.raises(MLCError, match="no engine is loaded"):
             running.engine.debug_call_func_on_all_worker("any", None)
+        with pytest.raises(InvalidField, match="func_name = 5 is not allowed"):
+            running.engine.debug_call_func_on_all_worker(5, None)  # type: ignore[arg-type]
         running.engine.reload(ECHO)
         assert running.works()
 

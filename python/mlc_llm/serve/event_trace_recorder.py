@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from mlc_llm.protocol import checks
+
 MAX_EVENTS = 1_000_000
 
 Entry = dict[str, str | int]
@@ -23,6 +25,12 @@ class _Track:
 
     events: list[tuple[float, str, str, int]] = field(default_factory=list)
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+def checked_recorder(recorder: object, field: str = "trace_recorder") -> None:
+    """Raises InvalidField for what records no events. None records none, and is allowed."""
+    if not isinstance(recorder, EventTraceRecorder | None):
+        raise checks.wrong_type(field, recorder, "should be an EventTraceRecorder")
 
 
 class EventTraceRecorder:

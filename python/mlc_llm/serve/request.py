@@ -50,6 +50,7 @@ class Request:
     def __post_init__(self) -> None:
         checks.string("request_id", self.request_id, MAX_REQUEST_ID_CHARS, min_chars=1)
         object.__setattr__(self, "inputs", _input_list(self.inputs))
+        checks.string("adapter", self.adapter, MAX_REQUEST_ID_CHARS)
         if not isinstance(self.generation_config, GenerationConfig):
             raise checks.wrong_type(
                 "generation_config", self.generation_config, "should be a GenerationConfig"

@@ -14,7 +14,7 @@ from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import RequestStreamOutput, checked_callback
 from mlc_llm.serve.engine_calls import InCallback
-from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
+from mlc_llm.serve.event_trace_recorder import EventTraceRecorder, checked_recorder
 from mlc_llm.serve.ffi_table import function_table
 from mlc_llm.serve.opening.adapters import adapter
 from mlc_llm.serve.opening.bundle import ModelBundle
@@ -68,9 +68,13 @@ class SyncEngineModule:
         reading: ReadAhead | None = None,
     ) -> None:
         """Open the model that the config names. `device`: a name or a TVM device. `reading`:
-        weights whose reading has begun."""
+        weights whose reading has begun. Raises `UserError` for a wrong argument, and `MLCError` if
+        a model is open already."""
+        if self._opened is not None:
+            raise MLCError("the engine was initialized before; make another one")
         config = EngineConfig.from_json(config_json)
         checked_callback(callback)
+        checked_recorder(trace)
         self._opened = open_engine(config, str(device), trace, reading)
         self._callback = callback
 

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 import tvm_ffi
 
 from mlc_llm.errors import EngineDead, MLCError, forked
+from mlc_llm.protocol import checks
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.compute_thread import computing_here
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import Data, RequestStreamOutput, checked_callback
 from mlc_llm.serve.engine_calls import InCallback, Inside, Stoppable
-from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
+from mlc_llm.serve.event_trace_recorder import EventTraceRecorder, checked_recorder
 from mlc_llm.serve.ffi_table import function_table
 from mlc_llm.serve.opening.adapters import adapter as adapter_of
 from mlc_llm.serve.opening.bundle import ModelBundle
@@ -61,6 +62,7 @@ FUNCTIONS = (
     "get_complete_engine_config",
     "debug_call_func_on_all_worker",
 )
+MAX_NAME_CHARS = 1024
 TERMINATED = "the engine was terminated"
 
 
@@ -102,9 +104,10 @@ class ThreadedEngine(Stoppable):
     ) -> None:
         """`device`: a name or a TVM device. The stream-back loop calls the callback with lists of
         outputs. Raises `MLCError` without a callback, and if it is called a second time;
-        `InvalidField` for a callback that cannot be called."""
+        `InvalidField` for a callback that cannot be called, or a recorder that is none."""
         self._check_process()
         checked_callback(request_stream_callback)
+        checked_recorder(trace_recorder)
         if request_stream_callback is None:
             raise MLCError("a threaded engine needs a request stream callback")
         if self._callback is not None:
@@ -209,6 +212,7 @@ class ThreadedEngine(Stoppable):
 
         Raises `MLCError` if no model is loaded, `InvalidField` for an unknown name.
         """
+        checks.string("func_name", func_name, MAX_NAME_CHARS)
         kind = InstructionKind.kDebugCallFuncOnAllAllWorker
         self._ask(kind, DebugCall(func_name, func_args))
 
