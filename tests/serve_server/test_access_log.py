@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from server_harness import JSON, Running, running
-from threaded_harness import eventually
+from threaded_harness import eventually, frozen
 
 from mlc_llm.serve.server.limits.settings import ServerSettings
 from mlc_llm.serve.server.limits.tenants import read_keys
@@ -115,6 +115,15 @@ def test_a_client_that_leaves_is_named_so(keyed: Running, lines: Lines) -> None:
     streamed, whole = lines.last(2)
     assert (streamed["status"], streamed["aborted"]) == (200, True)
     assert (whole["status"], whole["aborted"]) == (499, True)
+
+
+def test_a_stream_that_ends_with_an_error_is_named_so(keyed: Running, lines: Lines) -> None:
+    """Its status is that of its beginning, so the code alone tells it from a whole answer."""
+    headers = {**bearer(KEYS[0]), "x-request-timeout": "0.2"}
+    with frozen():
+        assert b'"timeout"' in ask(keyed, headers, stream=True).data
+    (line,) = lines.last()
+    assert (line["status"], line["code"], line["aborted"]) == (200, "timeout", False)
 
 
 def test_a_route_is_named_without_what_its_path_holds(keyed: Running, lines: Lines) -> None:

@@ -122,6 +122,21 @@ def test_refusals_are_counted_by_reason() -> None:
         assert value(samples, "http_requests_total", **labels) == 1
 
 
+def test_refusals_behind_signs_of_life_are_counted() -> None:
+    """The answer has begun with 200 when its turn does not come."""
+    limits = Limits(ping_s=0.05, wait_s=0.3)
+    with running(ServerSettings(port=0, limits=limits), sequences=1) as server:
+        with frozen():
+            thread = threading.Thread(target=server.chat, args=("a",))
+            thread.start()
+            eventually(lambda: server.context.admission.answers == 1, "it is not inside")
+            reply = server.chat("b", stream=True)
+            assert reply.status == 200 and b'"overloaded"' in reply.data
+        thread.join(PATIENCE_SECONDS)
+        samples = samples_of(server)
+        assert value(samples, "vllm:admission_rejections_total", reason="overloaded") == 1
+
+
 def test_pages_come_during_load(server: Running) -> None:
     """Each of them adds up, while answers are computed."""
     server.wait_idle()

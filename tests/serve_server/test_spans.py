@@ -12,7 +12,9 @@ import pytest
 from server_harness import JSON, Running, running
 from threaded_harness import eventually
 
+from mlc_llm.errors import RequestError
 from mlc_llm.serve.server.limits.settings import ServerSettings
+from mlc_llm.serve.server.routes.completion import CompletionStream
 
 SECRET = "the-word-that-nobody-may-read"
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -79,6 +81,24 @@ def test_spans_of_what_fails(traced: tuple[Running, Any]) -> None:
     span = one_span(exporter)
     assert span.attributes["gen_ai.operation.name"] == "text_completion"
     assert span.attributes["error.type"] == "client_left"
+
+
+def test_the_span_of_a_stream_that_ends_with_an_error(
+    traced: tuple[Running, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, exporter = traced
+
+    def fail(*_: object) -> Any:
+        raise RequestError("the model failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CompletionStream, "events", fail)
+        reply = server.call("POST", "/v1/completions", {"prompt": "a", "stream": True})
+    assert reply.status == 200 and b"the model failed" in reply.data
+    span = one_span(exporter)
+    assert span.status.status_code.name == "ERROR"
+    assert span.attributes["error.type"] == "request_failed"
+    assert span.attributes["http.response.status_code"] == 200
 
 
 @pytest.mark.parametrize("value", ["nonsense", "grpc://localhost:4317", SECRET])

@@ -28,7 +28,10 @@ class RequestNote:
     status: int = 0
     """0: nothing was answered."""
     code: str | None = None
-    """Which error was answered."""
+    """Which error was answered, or ended a stream."""
+    cut_status: int = 0
+    """What the status would have been if the stream that an error has ended had not begun; 0: none
+    has."""
     model: str | None = None
     """The served name."""
     key: int | None = None
@@ -62,6 +65,10 @@ class RequestNote:
         if self.first_token_at is None:
             self.first_token_at = time.monotonic()
         self.finish_reasons += [one.finish_reason for one in chunk.pieces if one.finish_reason]
+
+    def cut(self, status: int, code: str) -> None:
+        """An error has ended a stream that had begun."""
+        self.cut_status, self.code = status, code
 
     @property
     def seconds(self) -> float:

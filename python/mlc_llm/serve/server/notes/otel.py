@@ -61,7 +61,7 @@ class Spans:
         )
         if note.ttft is not None:
             span.add_event("first token", timestamp=note.started_ns + int(note.ttft * 1e9))
-        if note.status >= 500:
+        if max(note.status, note.cut_status) >= 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end(note.started_ns + int(note.seconds * 1e9))
 
@@ -94,4 +94,5 @@ def _attributes(note: RequestNote, operation: str) -> dict[str, str | int | floa
 def _error(note: RequestNote) -> str | None:
     if note.is_aborted:
         return "client_left"
-    return note.code or str(note.status) if note.status >= 400 else None
+    status = note.cut_status or note.status
+    return note.code or str(status) if status >= 400 else None

@@ -29,8 +29,11 @@ class ServerMetrics:
         self._requests[route, method, f"{note.status // 100}xx"] += 1
         self._seconds.setdefault((route, method), Histogram(SECONDS)).add(note.seconds)
         self._aborted += note.is_aborted
-        if note.status in REFUSALS:
-            self._refusals[note.code or BY_STATUS[note.status]] += 1
+        status = note.status
+        if note.first_token_at is None and note.cut_status:  # refused after signs of life
+            status = note.cut_status
+        if status in REFUSALS:
+            self._refusals[note.code or BY_STATUS[status]] += 1
 
     def add_to(self, page: Page, model_name: str) -> None:
         """Write all numbers down. model_name: a label of what has vLLM's names."""

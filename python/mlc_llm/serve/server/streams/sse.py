@@ -14,6 +14,7 @@ from mlc_llm.serve.client import News
 from mlc_llm.serve.openai.chunks import Chunk
 from mlc_llm.serve.server.errors import http_error
 from mlc_llm.serve.server.limits.settings import Limits
+from mlc_llm.serve.server.notes.note import current_note
 from mlc_llm.serve.server.streams.gone import until_gone
 from mlc_llm.serve.server.streams.large import LARGE, built, size_of
 from mlc_llm.serve.server.streams.lazy_timer import LazyTimer
@@ -81,7 +82,9 @@ class EventStream(Response):
                     await send(_body(data))
             last = writer.end()
         except Exception as error:  # a bug of a writer as well
-            last = writer.failed(http_error(error))
+            failure = http_error(error)
+            current_note().cut(failure.status, failure.body.code or failure.body.type)
+            last = writer.failed(failure)
         await send(_body(last, more=False))
 
     async def _data(self, news: Sequence[News]) -> bytes:
