@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from replica_harness import run
@@ -51,6 +53,28 @@ def test_a_burst_is_one_message(nodes: list[Node]) -> None:
         assert found == [WHOLE] * 8
         assert [len(one.begin) for one in nodes[0].came] == [8]
         assert nodes[0].begun == 1
+        await fleet.close()
+
+    run(work)
+
+
+def test_a_request_has_waited_since_it_came_to_the_ingress(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their processes have clocks of their own: here the ingress's is a day ahead."""
+    day = 86_400.0
+    monkeypatch.setattr(link_module, "perf_counter", lambda: time.perf_counter() + day)
+
+    def waited() -> float:
+        serving = nodes[0].replica._load.core.metrics()["serving"]
+        return float(serving["queue_time"]["sum"])
+
+    async def work() -> None:
+        fleet = Nodes(a=nodes[0]).fleet()
+        before = waited()
+        wire = replace(wire_for(nodes[0], "r"), arrived=time.perf_counter() + day - 5)
+        assert await asked(fleet, wire) == WHOLE
+        assert 5 <= waited() - before < 60
         await fleet.close()
 
     run(work)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from core_harness import Harness, prompt_of
 from spec_tools import Seer, speculative
 from test_grammar_engine import ask, harness_of, regex
 
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.data import TokenData
+from mlc_llm.serve.request import Request
 from mlc_llm.testing.fake_runner import FakeRunner
 
 STEP_SECONDS = 2.0
@@ -61,6 +65,20 @@ def test_accepted_draft_tokens_are_decoded_tokens() -> None:
     harness.add("a", prompt_of(20), max_tokens=40)
     harness.run()
     check_sums(harness)
+
+
+def test_a_request_that_was_ready_long_before_has_waited() -> None:
+    clock = [10.0]
+    harness = Harness(FakeRunner(), clock=lambda: clock[0])
+    request = Request("a", [TokenData([1, 2, 3])], GenerationConfig(max_tokens=1))
+    prepared = harness.core.admission.prepare(request)
+    clock[0] = 17.0
+    harness.core.add_request(request, prepared)
+    harness.core.add_request(replace(request, request_id="b", arrived=12.0))
+    while not harness.core.is_idle:
+        harness.core.step()
+    found = harness.core.metrics()["serving"]["queue_time"]
+    assert (found["count"], found["sum"]) == (2, 7.0 + 5.0)
 
 
 def test_the_speed_of_a_prompt_is_that_of_the_steps_that_computed_it() -> None:

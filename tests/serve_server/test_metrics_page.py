@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,23 @@ def test_refusals_behind_signs_of_life_are_counted() -> None:
         thread.join(PATIENCE_SECONDS)
         samples = samples_of(server)
         assert value(samples, "vllm:admission_rejections_total", reason="overloaded") == 1
+
+
+def test_a_request_waits_from_the_moment_that_its_prompt_is_known() -> None:
+    """Also before the engine, where almost all requests of a full server are."""
+    with running(sequences=1) as server:
+        threads = [threading.Thread(target=server.chat, args=(one,)) for one in "ab"]
+        with frozen():
+            for thread in threads:
+                thread.start()
+            eventually(lambda: server.context.models.default.turns.num_waiting == 1, "none waits")
+            time.sleep(0.3)
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+        samples = samples_of(server)
+        assert value(samples, "vllm:request_queue_time_seconds_sum") >= 0.3
+        assert value(samples, "vllm:time_to_first_token_seconds_sum") >= 2 * 0.3
+        assert value(samples, "vllm:e2e_request_latency_seconds_sum") >= 2 * 0.3
 
 
 def test_pages_come_during_load(server: Running) -> None:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 
 from mlc_llm.errors import RequestError
 from mlc_llm.ray.messages import FromReplica, Outputs, ToReplica, encode
@@ -106,7 +107,8 @@ class Link:
         self._has_left = self.is_leaving and not self._found
         self._sent += 1
         self._unread.append((self._sent, time.monotonic()))
-        message = ToReplica(self.session, self._sent, self._begin, self._abort, self._has_left)
+        now = perf_counter()
+        message = ToReplica(self.session, self._sent, self._begin, self._abort, self._has_left, now)
         self._begin, self._abort = [], []
         self._send(encode(message))
 

@@ -31,6 +31,8 @@ class ToReplica(msgspec.Struct, array_like=True):  # type: ignore[misc, call-arg
     """Their ids."""
     is_last: bool = False
     """The session ends."""
+    now: float = 0.0
+    """On the clock of the ingress."""
 
 
 class FromReplica(msgspec.Struct, array_like=True):  # type: ignore[misc, call-arg]  # has no types

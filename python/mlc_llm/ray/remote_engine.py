@@ -196,6 +196,7 @@ class RemoteEngine:
             is_embedding=request.is_embedding,
             second_at=request.second_at,
             keys=tuple(block_keys(prompt[:-1], root_key(request.cache_salt))),
+            arrived=0.0 if prepared is None else prepared.arrived,
         )
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -162,7 +163,9 @@ class Sessions:
             session.end()
             return
         session.heard, session.heard_at = message.number, time.monotonic()
-        for wire in message.begin:
+        ahead = time.perf_counter() - message.now
+        for one in message.begin:
+            wire = replace(one, arrived=one.arrived + ahead) if one.arrived else one
             session.open.add(wire.request_id)
             if self._taker.takes_long(wire):
                 self._slow.submit(self._begin, session, wire)

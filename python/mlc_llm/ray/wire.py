@@ -68,6 +68,9 @@ class WireRequest:
     second_at: int = 0
     keys: tuple[int, ...] = ()
     """Of the cache blocks of its prompt, for the router."""
+    arrived: float = 0.0
+    """When it began to wait, on the clock of the process that has it (`time.perf_counter`); 0: that
+    is not known."""
 
     def request(self, load_id: int) -> Request:
         """For the engine that has opened the model."""
@@ -81,4 +84,5 @@ class WireRequest:
             self.prompt_logprobs,
             self.is_embedding,
             self.second_at,
+            arrived=self.arrived,
         )

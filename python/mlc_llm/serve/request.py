@@ -46,6 +46,9 @@ class Request:
     adapter: str = ""
     """The name of a LoRA adapter of the engine, which changes the model for this request; "": the
     model itself answers."""
+    arrived: float = 0.0
+    """When it began to wait, on the clock of the engine (`time.perf_counter`); 0: when its prompt
+    is token ids. The times of its metrics begin then."""
 
     def __post_init__(self) -> None:
         checks.string("request_id", self.request_id, MAX_REQUEST_ID_CHARS, min_chars=1)

@@ -25,7 +25,8 @@ REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 @dataclass
 class ServingMetrics:
     """Sums and histograms since the start, or the last reset. All times are in seconds of the
-    engine's clock; a request arrives when the engine takes it, with its prompt as token ids."""
+    engine's clock; a request arrives when its prompt is token ids, and may wait before the engine
+    takes it."""
 
     time_to_first_token: Histogram = field(default_factory=_seconds)
     """From the arrival of a request."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import abc
 from dataclasses import field, replace
 from threading import Lock
@@ -44,6 +46,9 @@ class Prepared:
     handover: Handover | None = None
     error: UserError | None = None
     """Why the request is refused. Then the other fields mean nothing."""
+    arrived: float = math.inf
+    """When that was done, on the clock of the engine: it may be added much later. Infinite: not
+    known."""
 
 
 class Admission:
@@ -62,9 +67,11 @@ class Admission:
         *,
         adapters: Adapters | None = None,
         images: ImageReader | None = None,
+        clock: abc.Callable[[], float] = time.perf_counter,
     ) -> None:
         """stop_token_ids: the model's own; a request may name more. images: None for a model that
-        reads none."""
+        reads none. clock: of the engine, in seconds."""
+        self._clock = clock
         self._images = images
         self._adapters = no_adapters() if adapters is None else adapters
         self._tokenizer = tokenizer
@@ -104,7 +111,7 @@ class Admission:
             config,
             arrival=arrival,
             stop_token_ids=self._stop_ids(config),
-            metrics=RequestMetrics(self._precision, prompt_tokens=len(prompt), added_at=now),
+            metrics=self._metrics(len(prompt), min(now, prepared.arrived)),
             cache_salt=request.cache_salt,
             adapter=self._adapter(request),
             scores=self._scores(request, prompt),
@@ -135,7 +142,12 @@ class Admission:
         if handover is not None and handover.sends:
             prompt = prompt[: handover.end]
         spans = image_spans(prompt, images)
-        return Prepared(prompt, spans, _stops(config), self._grammar(config), handover)
+        stops, grammar = _stops(config), self._grammar(config)
+        arrived = request.arrived or self._clock()
+        return Prepared(prompt, spans, stops, grammar, handover, arrived=arrived)
+
+    def _metrics(self, prompt_tokens: int, arrived: float) -> RequestMetrics:
+        return RequestMetrics(self._precision, prompt_tokens=prompt_tokens, added_at=arrived)
 
     def _handover(self, request: Request, prompt: list[int]) -> Handover | None:
         wanted = request.generation_config.disagg

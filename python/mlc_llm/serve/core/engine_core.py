@@ -78,7 +78,10 @@ class EngineCore:
         self.adapters = Adapters(runner.limits.adapters.slots, runner.load_adapter)
         """The LoRA adapters. They are loaded and dropped between two steps, by the core's owner."""
         self._admission = Admission(
-            tokenizer, runner.limits, config, stops, policy, adapters=self.adapters, images=images
+            *(tokenizer, runner.limits, config, stops, policy),
+            adapters=self.adapters,
+            images=images,
+            clock=clock,
         )
         longest = self.longest_sequence = longest_sequence(self._admission.context, self._capacity)
         """The most tokens that a prompt and its answer have together; a prompt has fewer."""
