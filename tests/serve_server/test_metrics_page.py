@@ -13,7 +13,9 @@ import pytest
 from server_harness import Running, running
 from threaded_harness import PATIENCE_SECONDS, eventually, frozen
 
+from mlc_llm.errors import EngineDead
 from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
+from mlc_llm.serve.server.routes import info
 
 parser = pytest.importorskip("prometheus_client.parser")
 
@@ -198,6 +200,18 @@ def test_an_engine_that_does_not_answer_costs_its_numbers_only() -> None:
             thread.join(PATIENCE_SECONDS)
         assert value(samples, "mlc_llm:engine_responds") == 0
         assert value(samples, "server_answers") == 1 and "vllm:num_requests_running" not in samples
+
+
+def test_an_engine_that_answers_with_an_error_costs_its_numbers_only(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> Any:
+        raise EngineDead("the engine has ended")
+
+    monkeypatch.setattr(info, "metrics_in", fail)
+    samples = samples_of(server)
+    assert value(samples, "mlc_llm:engine_responds") == 0 and "server_answers" in samples
+    assert "mock://echo gives no metrics: the engine has ended" in caplog.text
 
 
 def names_in(query: str) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from mlc_llm import __version__
-from mlc_llm.errors import InvalidField, MissingKey
+from mlc_llm.errors import InvalidField, MissingKey, MLCError
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.protocol.openai_api_protocol import ListResponse
@@ -37,6 +38,8 @@ from mlc_llm.serve.server.routes.chat_tokens import KNOWN, chat_ids
 from mlc_llm.serve.server.routes.openapi import openapi_text
 from mlc_llm.serve.server.routes.page import PAGE_PATHS
 from mlc_llm.serve.serving_page import SERVING, add_engine
+
+_log = logging.getLogger(__name__)
 
 MAX_IDS = 1 << 24
 MAX_NAME_CHARS = 256
@@ -166,7 +169,10 @@ async def _add_model(page: Page, context: ServerContext, slot: ModelSlot) -> Non
     name, client = slot.names[0], slot.client
     found = None
     if client is not None and not slot.stalled:
-        found = await engine_metrics(client, context.settings.limits.metrics_s)
+        try:
+            found = await engine_metrics(client, context.settings.limits.metrics_s)
+        except MLCError as error:  # it has just died, or no replica of it can be asked
+            _log.warning("model %s gives no metrics: %s", name, error)
     if found is not None:
         numbers = _with_waiting(found.metrics, slot)
         add_engine(page, numbers, name, with_own=slot is context.models.default)
@@ -185,7 +191,7 @@ def _with_waiting(metrics: Mapping[str, Any], slot: ModelSlot) -> Mapping[str, o
 
 async def engine_metrics(client: AsyncClient, seconds: float) -> EngineMetrics | None:
     """None if the engine does not answer in time: a page without its numbers is better than
-    none."""
+    none. Raises `MLCError` if it answers with an error."""
     reader = await begin(client, [client.metrics_part(new_id("metrics"))])
     try:
         chunks = await asyncio.wait_for(_all(reader), seconds)
