@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -38,8 +38,8 @@ class Local:
     def ask(self) -> Asker:
         return self._ask
 
-    async def _ask(self) -> list[Mapping[str, object]]:
-        return [await one.metrics() for one in self.all]
+    async def _ask(self, wire: WireRequest) -> list[Outputs]:
+        return [outputs for one in self.all async for outputs in one.generate(wire)]
 
     def facts(self) -> ReplicaFacts:
         return self.all[0].facts()

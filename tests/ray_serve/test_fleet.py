@@ -16,6 +16,7 @@ pytest.importorskip("zmq", reason="needs `pip install pyzmq`")
 from fleet_harness import PROMPT, Node, Nodes, asked, cancelled, until, wire_for
 
 from mlc_llm.errors import RequestError
+from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.ray import fleet as fleet_module
 from mlc_llm.ray import link as link_module
 from mlc_llm.ray import sessions as sessions_module
@@ -75,6 +76,26 @@ def test_a_request_has_waited_since_it_came_to_the_ingress(
         wire = replace(wire_for(nodes[0], "r"), arrived=time.perf_counter() + day - 5)
         assert await asked(fleet, wire) == WHOLE
         assert 5 <= waited() - before < 60
+        await fleet.close()
+
+    run(work)
+
+
+def test_a_replica_that_hangs_costs_its_own_answer_only(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    debug = DebugConfig(special_request="query_engine_metrics")
+
+    async def work() -> None:
+        fleet = Nodes(a=nodes[0], b=nodes[1]).fleet()
+        await asyncio.gather(*(asked(fleet, wire_for(nodes[0], f"r{i}")) for i in range(8)))
+        await until(lambda: len(fleet._of_replica) == 2)
+        wire = wire_for(nodes[0], "question", (), debug_config=debug)
+        assert len(await fleet.ask(wire, 60)) == 2
+        with monkeypatch.context() as patched:
+            patched.setattr(nodes[1].sessions, "_take", lambda _: None)
+            (found,) = await fleet.ask(wire, 0.5)
+        assert '"serving"' in str(found[-1].request_final_usage_json_str)
         await fleet.close()
 
     run(work)

@@ -8,6 +8,7 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol
 
 from mlc_llm.errors import RequestError
@@ -104,6 +105,15 @@ class Fleet:
         finally:
             self._table.ended(name)
             link.end(name, is_over=is_over)
+
+    async def ask(self, wire: WireRequest, seconds: float) -> list[Outputs]:
+        """What each replica answers to a question that needs no prompt. One that does not answer in
+        `seconds` costs its own answer only."""
+        links = list(self._of_replica.values())
+        name = wire.request_id
+        wires = [replace(wire, request_id=f"{name}~{i}") for i in range(len(links))]
+        asking = [_answer(*one, seconds) for one in zip(links, wires, strict=True)]
+        return [one for one in await asyncio.gather(*asking) if one is not None]
 
     def ending(self) -> None:
         """No other replicas will come: what would wait for one is refused."""
@@ -217,3 +227,16 @@ class Fleet:
                     self._broken(link, f"it has said nothing for {SILENCE_S:g} s")
                 else:
                     link.say()
+
+
+async def _answer(link: Link, wire: WireRequest, seconds: float) -> Outputs | None:
+    """None: it does not come within `seconds`, or it is an error."""
+    found, is_over = link.begin(wire), False
+    try:
+        outputs = await asyncio.wait_for(found.get(), seconds)
+        is_over = True
+        return None if isinstance(outputs, Exception) else outputs
+    except asyncio.TimeoutError:
+        return None
+    finally:
+        link.end(wire.request_id, is_over=is_over)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from mlc_llm.ray.wire import Aim, ReplicaFacts, WireRequest
 
 FACTS_S = 600.0
 METRICS_S = 3.0
-"""For all replicas together."""
+"""For each replica, all at the same time."""
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +129,5 @@ class HandleReplicas:
             if not is_over:
                 response.cancel()
 
-    async def _ask(self) -> list[Mapping[str, object]]:
-        answers = self._handle.broadcast("metrics")
-        found = await answers.results_async(timeout_s=METRICS_S, return_exceptions=True)
-        return [one for one in found if not isinstance(one, BaseException)]
+    async def _ask(self, wire: WireRequest) -> list[Outputs]:
+        return await self._fleet.ask(wire, METRICS_S)

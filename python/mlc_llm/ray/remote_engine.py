@@ -8,6 +8,7 @@ computes it again with the same seed, and what has been given out already is lef
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -49,9 +50,9 @@ class Sender(Protocol):
 
 
 class Asker(Protocol):
-    """Asks all replicas for their metrics. Those that do not answer are left out."""
+    """Asks all replicas a question that needs no prompt. Those that do not answer are left out."""
 
-    async def __call__(self) -> list[Mapping[str, object]]: ...
+    async def __call__(self, wire: WireRequest) -> list[Outputs]: ...
 
 
 @dataclass
@@ -152,7 +153,8 @@ class RemoteEngine:
         replay = Replay(request_id, sent.n, len(wire.token_ids))
         try:
             if arrival.request.is_special:
-                usage = special_usage_json(summed(await self._ask()))
+                answers = [_numbers(one) for one in await self._ask(wire)]
+                usage = special_usage_json(summed(answers))
                 self.give(replay.fresh([RequestStreamOutput.usage(request_id, usage)]))
             else:
                 await self._attempts(wire, replay)
@@ -198,6 +200,14 @@ class RemoteEngine:
             keys=tuple(block_keys(prompt[:-1], root_key(request.cache_salt))),
             arrived=0.0 if prepared is None else prepared.arrived,
         )
+
+
+def _numbers(outputs: Outputs) -> Mapping[str, object]:
+    """The metrics in an answer to a request for them."""
+    usage = outputs[-1].request_final_usage_json_str
+    assert usage is not None
+    found: Mapping[str, object] = json.loads(usage)["extra"]
+    return found
 
 
 def _again(request_id: str, left: int) -> str:

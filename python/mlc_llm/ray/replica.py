@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import cast
 
 from mlc_llm import __version__
 from mlc_llm.errors import RequestError
-from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.ray.cores import OwnCores
 from mlc_llm.ray.prefix_choice import USUAL_SPEED
@@ -51,7 +48,6 @@ class ModelReplica:
             self._release_cores()
             raise
         self._load = self._engine.loaded
-        self._asked = itertools.count()
 
     def facts(self) -> ReplicaFacts:
         """What an ingress has to know."""
@@ -130,17 +126,6 @@ class ModelReplica:
             _log.warning("request %s: its prompt is computed here: %s", wire.request_id, error)
             return False
         return True
-
-    async def metrics(self) -> Mapping[str, object]:
-        """The engine's numbers. Raises `RuntimeError` if it does not give them."""
-        debug = DebugConfig(special_request="query_engine_metrics")
-        config = GenerationConfig(debug_config=debug).merged_over(self._load.bundle.defaults)
-        request = Request(f"metrics-{next(self._asked)}", [], config, self._load.load_id)
-        async for outputs in self._engine.stream(request):
-            usage = outputs[-1].request_final_usage_json_str
-            if usage is not None:
-                return cast("Mapping[str, object]", json.loads(usage)["extra"])
-        raise RuntimeError("the engine has given no metrics")
 
     def _seen(self, outputs: Outputs) -> None:
         for one in outputs:
