@@ -59,6 +59,17 @@ def test_formats_are_decoded_and_resized_as_by_pillow(form: str) -> None:
     assert found.shape == (14, 28, 3) and (found == np.asarray(wanted)).all()
 
 
+@pytest.mark.parametrize("media_type", [None, "image/jpeg", "image/jpg"])
+def test_of_a_jpeg_with_several_pictures_the_first_counts(media_type: str | None) -> None:
+    """Cameras and phones write them, with a preview or a map of depths behind the picture."""
+    first, second = Image.fromarray(noise(8, 6)), Image.fromarray(noise(4, 2))
+    out = io.BytesIO()
+    first.save(out, "MPO", save_all=True, append_images=[second])
+    found = decoded(ImageFile(out.getvalue(), media_type))
+    assert (found == np.asarray(Image.open(io.BytesIO(out.getvalue())))).all()
+    assert "image/png and is JPEG" in refusal(out.getvalue(), "image/png")
+
+
 def test_an_image_is_upright_as_its_camera_says() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by a quarter, clockwise

@@ -35,6 +35,10 @@ FORMATS = {
     "image/bmp": "BMP",
 }
 """Media types -> their names in Pillow. Of an animation, the first picture counts."""
+OTHER_NAMES = {"image/jpg": "JPEG", "image/pjpeg": "JPEG", "image/apng": "PNG"}
+"""Media types that senders write, too."""
+_JPEG_OF_SEVERAL = "MPO"
+"""Pillow's name for a JPEG with more pictures behind the first, as cameras and phones write it."""
 
 
 class Task(TypedDict):
@@ -127,9 +131,10 @@ def _multiples(width: int, height: int, side: int) -> tuple[int, int]:
 
 def _check(opened: Image.Image, task: Task) -> None:
     """Before anything is decoded."""
-    said = task["media_type"]
-    if said is not None and FORMATS.get(said) != opened.format:
-        raise Refused(f"is said to be {said[:60]} and is {opened.format}")
+    said, form = task["media_type"], opened.format
+    form = FORMATS["image/jpeg"] if form == _JPEG_OF_SEVERAL else form
+    if said is not None and (FORMATS | OTHER_NAMES).get(said) != form:
+        raise Refused(f"is said to be {said[:60]} and is {form}")
     if not opened.width * opened.height:
         raise Refused(f"has no pixels ({opened.width} x {opened.height})")
     if opened.width * opened.height > task["max_pixels"]:
