@@ -15,6 +15,8 @@ from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import complete_config
 from mlc_llm.serve.opening import memory
 from mlc_llm.serve.opening.bundle import open_model
+from mlc_llm.serve.opening.vision import with_vision
+from mlc_llm.testing.tiny_eyes import write_tiny_eyes
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
 GB = 2**30
@@ -71,6 +73,22 @@ def test_the_terms_add_up_to_what_the_engine_plans(
         assert choice["tokens_that_fit"] == plan.fit
     assert found["modes"]["server"]["max_num_sequence"] == 128
     assert found["modes"]["interactive"]["max_total_sequence_length"] == 4096
+
+
+@pytest.mark.usefixtures("model")
+def test_the_tower_that_serve_would_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, config = write_tiny_eyes(tmp_path), EngineConfig(mode="local")
+    code, found = fit(capsys, str(files.model))
+    seen = with_vision(open_model(str(files.model)), config)
+    complete, plan = complete_config(config, memory.model_size(seen), GB)
+    assert code == 0 and plan.tower > 0
+    sizes = found["modes"]["local"]["bytes"]
+    assert sizes["tower"] == plan.tower
+    assert sizes["total"] == plan.total(complete.max_total_sequence_length or 0)
+    files.mmproj.unlink()
+    assert "tower" not in fit(capsys, str(files.model))[1]["modes"]["local"]["bytes"]
 
 
 def test_pages_of_bytes(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from mlc_llm.serve.limits import (
 )
 from mlc_llm.serve.memory_plan import ModelSize
 from mlc_llm.serve.opening.bundle import ModelBundle, open_model
+from mlc_llm.serve.opening.vision import with_vision
 from mlc_llm.serve.precision_costs import PrecisionCost
 
 FLAGS = {
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     with naming_flags(NAMED):
         shards = args.tensor_parallel_shards
         config = EngineConfig(mode=args.mode, tensor_parallel_shards=shards, **given)
-        bundle = open_model(args.model)
+        bundle = with_vision(open_model(args.model), config)
         size, (free, promised) = _look(bundle, config)
         choices = {
             mode: choose(replace(config, mode=mode), size, free, promised)
