@@ -19,7 +19,7 @@ IDENTITY = "torch.nn.modules.linear.Identity"
 
 
 def write(folder: Path, sizes: list[tuple[int, int]], **changes: Any) -> Path:
-    """A tiny encoder with modules of these rows and columns."""
+    """A tiny encoder with modules of these rows and columns. changes: ... takes a field away."""
     folder_of(TinyEncoder(), "bert").write(folder)
     modules = [
         {"type": "sentence_transformers.models.Transformer", "path": ""},
@@ -33,6 +33,7 @@ def write(folder: Path, sizes: list[tuple[int, int]], **changes: Any) -> Path:
         (folder / path).mkdir()
         config = {"in_features": columns, "out_features": rows, "bias": False}
         said = {**config, "activation_function": IDENTITY, **changes}
+        said = {key: value for key, value in said.items() if value is not ...}
         (folder / path / "config.json").write_text(json.dumps(said))
         values = np.full((rows, columns), i + 1, np.float32)
         save_file({"linear.weight": values}, str(folder / path / "model.safetensors"))
@@ -58,6 +59,14 @@ def test_they_are_part_of_the_model(tmp_path: Path) -> None:
             {"activation_function": "torch.nn.modules.activation.Tanh"},
             UnsupportedModel,
             r"activation_function is '.*Tanh'; supported: Identity",
+        ),
+        ([(32, HIDDEN)], {"activation_function": ...}, UnsupportedModel, "is 'Tanh'; supported"),
+        ([(HIDDEN, HIDDEN)], {"use_residual": True}, UnsupportedModel, "use_residual is true"),
+        (
+            [(32, HIDDEN)],
+            {"module_output_name": "other"},
+            UnsupportedModel,
+            'module_output_name is "other"; supported: "sentence_embedding"',
         ),
         ([(32, HIDDEN)] * 3, {}, UnsupportedModel, "3 modules of type Dense; up to 2"),
         ([(32, HIDDEN + 1)], {}, ModelFileError, r"shape \(32, 65\), expected \(32, 64\)"),

@@ -39,6 +39,9 @@ def test_other_numbers_are_refused(value: object) -> None:
         ([POOLING], {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
         ([POOLING], {"pooling_mode_lasttoken": True, "include_prompt": True}, "last_token"),
         ([POOLING], {"pooling_mode": "lasttoken"}, "last_token"),
+        ([POOLING], {"pooling_mode": ["cls", "max"]}, "cls+max"),
+        ([POOLING], {"pooling_mode": ["cls"]}, "cls"),
+        ([POOLING], {"pooling_mode_cls_token": False}, "mean"),
         ([POOLING], {"pooling_mode_max_tokens": True}, "max_tokens"),
         ([POOLING, DENSE], {"pooling_mode_mean_tokens": True}, "mean+Dense"),
         ([], {}, None),
@@ -50,6 +53,13 @@ def test_modules_of_a_folder(
     assert folder_pooling(tmp_path) is None
     write(tmp_path, modules, config)
     assert folder_pooling(tmp_path) == expected
+
+
+@pytest.mark.parametrize("mode", [7, [], [None], {"cls": True}])
+def test_a_mode_that_is_no_word_is_refused(tmp_path: Path, mode: object) -> None:
+    write(tmp_path, [POOLING], {"pooling_mode": mode, "pooling_mode_cls_token": True})
+    with pytest.raises(ModelFileError, match=r"1_Pooling/config\.json: pooling_mode is"):
+        folder_pooling(tmp_path)
 
 
 def test_a_path_leads_nowhere_else(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """Matrices behind the pooling, as folders of sentence-transformers have them.
 
 Format: `modules.json` lists modules, those of type Dense with a folder, whose `config.json` says
-`activation_function` and `bias`, and whose `model.safetensors` has `linear.weight`.
+`activation_function` (if it does not: tanh), `bias`, `use_residual` and what is read and written,
+and whose `model.safetensors` has `linear.weight`.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
@@ -18,6 +21,16 @@ from mlc_llm.models.weight_plan import PROJECTIONS
 from mlc_llm.record import record
 
 WEIGHT = "linear.weight"
+_FUNCTION = "activation_function"
+_VECTOR = "sentence_embedding"
+"""What is behind the pooling."""
+_COMPUTED: Mapping[str, tuple[object, ...]] = {
+    "bias": (False, None),
+    "use_residual": (False, None),
+    "module_input_name": (_VECTOR, None),
+    "module_output_name": (_VECTOR, None),
+}
+"""Field -> the values with which a matrix alone is right; None: it is not there, or null."""
 
 
 @record()
@@ -42,13 +55,19 @@ def dense_modules(folder: Path) -> DenseModules:
 
 def _opened(path: Path) -> SafetensorsFile:
     config = read_json_object(path / "config.json", MAX_BYTES)
-    function = str(config.get("activation_function", "Identity"))
+    function = str(config.get(_FUNCTION, "Tanh"))
     if function.rpartition(".")[2] != "Identity":
-        words = f"activation_function is {function[:60]!r}; supported: Identity"
+        words = f"{_FUNCTION} is {function[:60]!r}; supported: Identity"
         raise UnsupportedModel(f"{path / 'config.json'}: {words}")
-    if config.get("bias", False) is not False:
-        raise UnsupportedModel(f"{path / 'config.json'}: bias is true; supported: false")
+    for name, (allowed, *others) in _COMPUTED.items():
+        if (value := config.get(name)) not in (allowed, *others):
+            words = f"{name} is {_shown(value)}; supported: {_shown(allowed)}"
+            raise UnsupportedModel(f"{path / 'config.json'}: {words}")
     file = SafetensorsFile.open(path / "model.safetensors")
     if set(file.tensors) != {WEIGHT}:
         raise ModelFileError(f"{file.path}: the one tensor {WEIGHT} was expected")
     return file
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value)[:60]

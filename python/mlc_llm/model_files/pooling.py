@@ -68,10 +68,17 @@ def module_list(folder: Path) -> list[tuple[str, str]]:
 
 
 def _stated(folder: Path, name: str) -> list[str]:
-    """The words of the flags that are set, or the one of `pooling_mode`."""
-    config = read_json_object(folder / name / "config.json", MAX_BYTES)
-    found = [key.removeprefix(_PREFIX) for key, value in config.items() if value is True]
-    found = [one for one in found if f"{_PREFIX}{one}" in config]
+    """The words of the flags that are set, or those of `pooling_mode`: several mean that their
+    vectors stand one behind the other. The mean, if there are none. Raises ModelFileError."""
+    path = folder / name / "config.json"
+    config = read_json_object(path, MAX_BYTES)
     mode = config.get("pooling_mode")
-    words = [mode] if isinstance(mode, str) else found
-    return [_WORDS.get(one, one) for one in words]
+    if mode is None:
+        found = [key.removeprefix(_PREFIX) for key, value in config.items() if value is True]
+        found = [one for one in found if f"{_PREFIX}{one}" in config] or ["mean"]
+    else:
+        found = mode if isinstance(mode, list) else [mode]
+    if not (found and all(isinstance(one, str) for one in found)):
+        words = f"pooling_mode is {str(mode)[:60]!r}; a word or a list of words was expected"
+        raise ModelFileError(f"{path}: {words}")
+    return [_WORDS.get(one, one) for one in found]
