@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from kept_libraries import build_kept
+from random_folders import CONFIGS, write_random
 from tiny_models import VARIANTS, TinyModels
 
 from mlc_llm.backends.registry import backend_of
-from mlc_llm.library.metadata import INDEX_FILE
+from mlc_llm.library.metadata import INDEX_FILE, METADATA_FILE, Metadata
+from mlc_llm.library.signatures import FORWARD
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
-from mlc_llm.serve.opening.memory import packed_bytes
+from mlc_llm.serve.opening.bundle import open_model
+from mlc_llm.serve.opening.memory import model_size, packed_bytes
 
 
 @pytest.mark.parametrize("isa", ["vnni", "portable"])
@@ -21,3 +26,18 @@ def test_packed_size_is_exact(tiny_models: TinyModels, name: str, isa: str) -> N
     plan = read_gguf(file.metadata, file.tensors)
     index = json.loads((tiny_models.weights(name, isa) / INDEX_FILE).read_text())
     assert packed_bytes(plan, backend_of(isa)) == index["size"]
+
+
+@pytest.mark.one_of(4)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_activations_are_those_of_the_library(tmp_path: Path, name: str) -> None:
+    """What a token takes between kernels: layers with states have most of it."""
+    bundle = open_model(str(write_random(tmp_path / "model", name)))
+    assert bundle.files is not None
+    (tmp_path / "library").mkdir()
+    build_kept(bundle.files.plan().spec, backend_of("portable"), tmp_path / "library")
+    text = (tmp_path / "library" / METADATA_FILE).read_text()
+    infos = Metadata.from_json(text).workspaces[FORWARD]
+    real = sum(one.unit_bytes for one in infos if not one.of_rows)
+    planned = model_size(bundle, "portable").activations(1, has_window=False)
+    assert 0.93 * real <= planned <= 1.35 * real

@@ -54,6 +54,8 @@ class ModelSize:
     shards: int = 1
     """Ranks that compute it. Weights and pages are those of all ranks together, widths those of the
     largest."""
+    token_numbers: int = 0
+    """Numbers that a token has in a step; 0: no more than the widths say."""
     tower_bytes: int = 0
     """Of the tower of images and what it computes with; 0: there is none."""
     whole_image: int = 0
@@ -88,12 +90,14 @@ class ModelSize:
 
         Attention: input, query, keys and values, rotated query, result. Feed-forward: gate and up,
         twice where they have to be joined first. With a window: queries for sinks, rows of rope.
+        `token_numbers`, if these are more: layers of several kinds share little memory.
         """
         query, kv = self.query_width, self.kv_width
         attention = self.hidden_size + (4 if has_window else 3) * query + 2 * kv
-        largest = max(attention, 4 * self.intermediate_size)
+        largest = self.hidden_size + max(attention, 4 * self.intermediate_size)
         rope = (2 if has_window else 1) * self.head_dim
-        return self.shards * 4 * chunk * (self.hidden_size + rope + largest)
+        sinks = query if has_window else 0
+        return self.shards * 4 * chunk * (rope + max(largest, self.token_numbers + sinks))
 
     def logits(self, rows: int) -> int:
         """Bytes of the logits of `rows` tokens in one step, with the sampler's scratch and copies

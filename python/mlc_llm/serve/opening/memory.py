@@ -21,6 +21,7 @@ from mlc_llm.serve.limits import complete_config
 from mlc_llm.serve.memory_plan import KVSize, MemoryPlan, ModelSize
 from mlc_llm.serve.opening.bundle import ModelBundle, Vision
 from mlc_llm.serve.opening.shares import check_ranks, parts_of
+from mlc_llm.serve.opening.step_numbers import token_numbers
 from mlc_llm.support import promises
 from mlc_llm.support.host_array import item_bytes
 from mlc_llm.support.machine import describe
@@ -170,6 +171,7 @@ def model_size(
         sliding_window=bundle.sliding_window,
         attention_sinks=bundle.attention_sinks,
         is_encoder=spec.encoder is not None,
+        token_numbers=max(map(token_numbers, shares)),
         tower_bytes=0 if bundle.vision is None else _tower_bytes(bundle.vision, backend),
         whole_image=_whole_image(bundle.vision),
         most_tokens=_most_tokens([_group_size(one, backend) for one in _groups(shares)], backend),
