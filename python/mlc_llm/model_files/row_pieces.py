@@ -67,7 +67,7 @@ def _matrix_pieces(tensor: Tensor, source: Source) -> Iterator[Floats]:
     step = max(1, PIECE_VALUES // columns)
     for start in range(0, len(order), step):
         here = order[start : start + step]
-        whole = source.paired is source.rows is source.part is None
+        whole = all(one is None for one in (source.paired, source.rows, source.part))
         chosen = data[here[0] : here[-1] + 1] if whole else data[here]
         values = dequantize(tensor.kind, chosen.reshape(-1), (len(here), columns))
         yield _checked(tensor.name, values)

@@ -225,9 +225,9 @@ async def small_fields(request: Request, known: set[str]) -> tuple[ServedModel, 
     context = context_of(request)
     data = await context.bodies.json_text(request)
     fields = dict[str, object](parse_json_object(data or b"{}", "the request"))
-    for name in sorted(set(fields) - known):
+    for other in sorted(set(fields) - known):
         allowed = f"unknown field; known: {', '.join(sorted(known))}"
-        raise InvalidField(name, json.dumps(fields[name], default=str), allowed)
+        raise InvalidField(other, json.dumps(fields[other], default=str), allowed)
     model = fields.get("model")
     name = None if model is None else checks.string("model", model, MAX_NAME_CHARS)
     return await served_model(request, name), fields
