@@ -40,7 +40,7 @@ OF_LAYERS = (
     "learned sinks beside a window", "norms of values", "keys as values before their norm",
     "queries with norms, and keys of another layer", "inputs by token",
     "experts in blocks of microscaled floats", "clamped experts with biases",
-    "experts, and a shared one with a gate",
+    "experts, and a shared one with a gate", "experts chosen by sigmoids and learned numbers",
 )  # fmt: skip
 OF_MODELS: dict[str, dict[str, Any]] = {
     "state spaces alone": test_mamba2.CONFIG,

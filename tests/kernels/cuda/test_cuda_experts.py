@@ -14,7 +14,14 @@ from tile_tools import random_matrix
 
 from mlc_llm.backends.cuda.formats import format_of_kind
 from mlc_llm.kernels.cuda.expert_matmul import ExpertShape, expert_matmul
-from mlc_llm.kernels.cuda.expert_routing import CHUNK, add_own_bias, choose, collect, sort
+from mlc_llm.kernels.cuda.expert_routing import (
+    CHUNK,
+    add_own_bias,
+    choose,
+    choose_by_sigmoid,
+    collect,
+    sort,
+)
 from mlc_llm.kernels.cuda.matmul import ROWS, matmul
 
 pytestmark = pytest.mark.cuda
@@ -42,6 +49,21 @@ def test_which_experts_a_token_gets(emulate: Emulator, of_chosen: bool) -> None:
     own = np.take_along_axis(powers, choice, axis=1)
     total = (own if of_chosen else powers).sum(axis=1, keepdims=True)
     assert np.allclose(weights, own / total, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("of_chosen", "scale"), [(True, 2.5), (False, 1.0)])
+def test_weights_of_sigmoids(emulate: Emulator, of_chosen: bool, scale: float) -> None:
+    """A bias counts in the choice alone."""
+    bias = np.random.default_rng(1).normal(size=EXPERTS).astype(np.float32)
+    weights = np.zeros((TOKENS, CHOSEN), np.float32)
+    choice = np.zeros((TOKENS, CHOSEN), np.int32)
+    kernel = choose_by_sigmoid(EXPERTS, 64, CHOSEN, of_chosen=of_chosen, has_bias=True, scale=scale)
+    *_, weights, choice = emulate(kernel, scores(), bias, weights, choice)
+    sigmoids = 1 / (1 + np.exp(-scores()[:, :EXPERTS].astype(np.float64)))
+    assert (choice == np.argsort(-(sigmoids + bias), axis=1)[:, :CHOSEN]).all()
+    own = np.take_along_axis(sigmoids, choice, axis=1)
+    expected = scale * (own / own.sum(axis=1, keepdims=True) if of_chosen else own)
+    assert np.allclose(weights, expected, rtol=1e-6, atol=0)
 
 
 def routes(emulate: Emulator) -> tuple[Array, ...]:
@@ -109,6 +131,8 @@ def test_machine_code(kind: str) -> None:
 
 def test_machine_code_of_the_rest() -> None:
     check_code(choose(128, 128, 8, of_chosen=True, has_bias=True), wanted={"LDG", "STG", "SHFL"})
+    by_sigmoid = choose_by_sigmoid(128, 128, 8, of_chosen=True, has_bias=False, scale=1.0)
+    check_code(by_sigmoid, wanted={"LDG", "STG", "SHFL"})
     check_code(sort(128, 8), wanted={"LDG", "STG", "STS", "BAR"})
     check_code(collect(2048, 8), wanted={"LDG", "STG"})
     check_code(add_own_bias(32, 2880, 5760, 2880), wanted={"LDG", "STG"})

@@ -29,6 +29,7 @@ HAS: frozenset[Feature] = frozenset(
         "inputs of layers by token",
         "experts",
         "biases of experts",
+        "experts chosen by sigmoids",
         "gates of shared experts",
         "networks without a gate",
         "activations other than SiLU and tanh GELU",

@@ -16,7 +16,14 @@ from mlc_llm.backends.cuda.calls import Input, call, change, float_tensor
 from mlc_llm.backends.cuda.formats import WeightFormat, padded_rows, tensor_shape
 from mlc_llm.backends.operands import ExpertMatrices
 from mlc_llm.kernels.cuda.expert_matmul import ExpertShape, expert_matmul
-from mlc_llm.kernels.cuda.expert_routing import CHUNK, add_own_bias, choose, collect, sort
+from mlc_llm.kernels.cuda.expert_routing import (
+    CHUNK,
+    add_own_bias,
+    choose,
+    choose_by_sigmoid,
+    collect,
+    sort,
+)
 from mlc_llm.kernels.cuda.matmul import ROWS
 from mlc_llm.models.network_spec import ExpertsSpec
 
@@ -63,12 +70,16 @@ def computed(spec: ExpertsSpec, given: Input, scores: Tensor, matrices: ExpertMa
 def _routes(spec: ExpertsSpec, scores: Tensor, matrices: ExpertMatrices) -> Routes:
     """Chooses experts by their scores, and sorts the rows of tokens by expert."""
     m, chosen, biases = scores.shape[0], spec.experts_per_token, matrices.biases
-    kernel = choose(
-        spec.num_experts, int(scores.shape[1]), chosen,
-        of_chosen=spec.renormalize or spec.router == "top_then_softmax",
-        has_bias=biases is not None,
-    )  # fmt: skip
-    given = [scores] if biases is None else [scores, biases.router]
+    bias = matrices.choice_bias if biases is None else biases.router
+    sizes = spec.num_experts, int(scores.shape[1]), chosen
+    if spec.router == "sigmoid_then_top":
+        kernel = choose_by_sigmoid(
+            *sizes, of_chosen=spec.renormalize, has_bias=bias is not None, scale=spec.weight_scale
+        )
+    else:
+        of_chosen = spec.renormalize or spec.router == "top_then_softmax"
+        kernel = choose(*sizes, of_chosen=of_chosen, has_bias=bias is not None)
+    given = [scores] if bias is None else [scores, bias]
     shapes = [float_tensor(m, chosen), Tensor.placeholder([m, chosen], "int32")]
     weights, choice = op.tensor_ir_op(kernel, "choose_experts", given, shapes)
     rows = m * chosen

@@ -39,7 +39,7 @@ def _clamped_swiglu(gate: Expr, up: Expr) -> Expr:
     return gate / _sigmoid_of(gate * T.float32(1.702)) * (up + T.float32(1))
 
 
-def _sigmoid(gate: Expr) -> Expr:
+def sigmoid(gate: Expr) -> Expr:
     """1 / (1 + e^-x), in which a NaN stays."""
     return T.float32(1) / (T.float32(1) + T.exp(T.float32(0) - gate))
 
@@ -54,7 +54,7 @@ _ALONE: dict[str, Callable[[Expr], Expr]] = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,
     "gelu": _gelu,
-    "sigmoid": _sigmoid,
+    "sigmoid": sigmoid,
     "tanh": T.tanh,
     "squared_relu": _squared_relu,
 }

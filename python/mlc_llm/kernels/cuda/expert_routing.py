@@ -2,7 +2,8 @@
 
 choose:   a warp for each token
     experts = those with the largest scores              of two that are as large the first one
-    weights = e^score of each, divided by the sum over all experts, or over the chosen ones
+    weights = e^score of each, divided by the sum over all experts, or over the chosen ones;
+              or sigmoid(score) of each, divided by the sum over the chosen ones or not
 sort:     one block
     expert rows = the pairs of a token and one of its choices, sorted by expert, then by token
     chunks = up to ROWS of them of one expert, which a product computes together
@@ -21,12 +22,28 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.cuda.activations import sigmoid
 from mlc_llm.kernels.cuda.matmul import ROWS
 from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, block_first, block_size, grid
 
 _TAKEN = -3.4e38
 CHUNK = 3
 """Numbers of a chunk: the expert, its first expert row, and the end of them."""
+
+
+@T.inline
+def take_best(left, best, place, lane, turns, scratch):
+    """The largest of what is left in the threads of a warp, and its number; then it is taken."""
+    best[0] = T.float32(_TAKEN)
+    place[0] = lane
+    for i in T.unroll(turns):
+        if left[i] > best[0]:
+            best[0] = left[i]
+            place[0] = i * WARP + lane
+    block_first(best, place, lane, 1, scratch)
+    for i in T.unroll(turns):
+        if place[0] == i * WARP + lane:
+            left[i] = T.float32(_TAKEN)
 
 
 @cache
@@ -69,19 +86,10 @@ def choose(
                         score[i] = score[i] + BIAS[i * WARP + lane]
                 left[i] = score[i]
             for c in T.unroll(chosen):
-                best[0] = T.float32(_TAKEN)
-                place[0] = lane
-                for i in T.unroll(turns):
-                    if left[i] > best[0]:
-                        best[0] = left[i]
-                        place[0] = i * WARP + lane
-                block_first(best, place, lane, 1, scratch)
+                take_best(left, best, place, lane, turns, scratch)
                 top[c] = best[0]
                 if lane == 0:
                     C[row, c] = T.min(place[0], experts - 1)
-                for i in T.unroll(turns):
-                    if place[0] == i * WARP + lane:
-                        left[i] = T.float32(_TAKEN)
             total[0] = T.float32(0)
             if of_chosen:
                 for c in T.unroll(chosen):
@@ -94,6 +102,55 @@ def choose(
             if lane == 0:
                 for c in T.unroll(chosen):
                     W[row, c] = T.exp(top[c] - top[0]) / total[0]
+
+    return choose_experts if has_bias else without(choose_experts, "BIAS")
+
+
+@cache
+def choose_by_sigmoid(
+    experts: int, width: int, chosen: int, *, of_chosen: bool, has_bias: bool, scale: float
+) -> PrimFunc:
+    """Kernel arguments as of `choose`; the bias counts in the choice alone. Weights are times
+    `scale`."""
+    turns = -(-experts // WARP)
+
+    @T.prim_func(private=True)
+    def choose_experts(scores: T.handle, bias: T.handle, weights: T.handle, choice: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        S = T.match_buffer(scores, (m, width), "float32")
+        BIAS = T.match_buffer(bias, (experts,), "float32")
+        W = T.match_buffer(weights, (m, chosen), "float32")
+        C = T.match_buffer(choice, (m, chosen), "int32")
+        T.device_entry()
+        row = T.cta_id([grid(m)])
+        lane = T.thread_id([WARP])
+        left = T.alloc_buffer((turns,), "float32", scope="local")
+        top = T.alloc_buffer((chosen,), "float32", scope="local")
+        best = T.alloc_buffer((1,), "float32", scope="local")
+        place = T.alloc_buffer((1,), "int32", scope="local")
+        total = T.alloc_buffer((1,), "float32", scope="local")
+        scratch = T.alloc_buffer((1,), "float32", scope="shared")
+        if row < m:
+            for i in T.unroll(turns):
+                left[i] = T.float32(_TAKEN)
+                if i * WARP + lane < experts:
+                    left[i] = sigmoid(S[row, i * WARP + lane])
+                    if has_bias:
+                        left[i] = left[i] + BIAS[i * WARP + lane]
+            total[0] = T.float32(0)
+            for c in T.unroll(chosen):
+                take_best(left, best, place, lane, turns, scratch)
+                place[0] = T.min(place[0], experts - 1)
+                top[c] = sigmoid(S[row, place[0]])
+                total[0] = total[0] + top[c]
+                if lane == 0:
+                    C[row, c] = place[0]
+            if not of_chosen:
+                total[0] = T.float32(1)
+            if lane == 0:
+                for c in T.unroll(chosen):
+                    W[row, c] = top[c] / total[0] * T.float32(scale)
 
     return choose_experts if has_bias else without(choose_experts, "BIAS")
 
