@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
+from mlc_llm.backends.cpu.overwrites import check_overwrites
 from mlc_llm.backends.cpu.scratch import Scratch
 from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler.infos import kv_info
@@ -17,10 +19,16 @@ from mlc_llm.compiler.methods import export
 from mlc_llm.library.signatures import FORWARD
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.decoder import Decoder
-from mlc_llm.models.registry import read_gguf
+from mlc_llm.models.registry import read_config, read_gguf
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
 PORTABLE = backend_of("portable")
+MIXTRAL: dict[str, Any] = {
+    "model_type": "mixtral", "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "hidden_act": "silu",
+    "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
 MERGED, APART = {"": "Q4_0"}, {"attn_q": "Q4_1", "ffn_up": "Q8_0", "": "Q4_0"}
 
 
@@ -40,6 +48,23 @@ def test_more_layers_make_no_more_tensors(tmp_path: Path, kinds: dict[str, str])
     """The last layer is of its own kind: it computes a part of the tokens."""
     few, many = (made(tmp_path / f"{n}.gguf", n, kinds) for n in (2, 4))
     assert few == many != []
+
+
+@pytest.mark.parametrize("kernels", ["avx2", "vnni", "amx"])
+@pytest.mark.parametrize("apart", [(1,), (0, 2)])
+def test_experts_behind_values_of_another_type(kernels: str, apart: tuple[int, ...]) -> None:
+    """As in files of Q4_K_M, where some layers have values of more bits: products quantise what
+    they read beside their results, experts have kernels for it."""
+    spec, backend = read_config(MIXTRAL), backend_of(kernels)
+    kinds = {"embedding": "Q4_K", "head": "Q6_K"}
+    for i in range(len(spec.layers)):
+        kinds |= {f"layers.{i}.experts.{name}": "Q4_K" for name in ("gate", "up", "down")}
+        kinds |= {f"layers.{i}.router": "F32", f"layers.{i}.o": "Q4_K"}
+        more = {"q": "Q4_K", "k": "Q4_K", "v": "Q6_K"} if i in apart else {"q_k_v": "Q4_K"}
+        kinds |= {f"layers.{i}.qkv.{name}": kind for name, kind in more.items()}
+    spec, ops = replace(spec, kinds=kinds), backend.ops()
+    module, _ = export(Decoder(spec, ops), kv_info(spec, backend, ops), ())
+    check_overwrites(module)
 
 
 def test_layers_that_call_other_kernels_share_their_tensors() -> None:

@@ -68,7 +68,7 @@ class Input:
         if key in self._prepared or not can_quantize(matrix.fmt, isa, fast=fast is not None):
             return [self.read_by(matrix, isa, scratch, fast)], None
         out = self._quantised(matrix, self.x.shape[0])
-        made = scratch.tensor(out.shape, out.dtype)
+        made = scratch.tensor(out.shape, out.dtype, beside=True)
         if leaves_quantised(isa):
             self._prepared[key] = made
         return [*self.arguments, made], Source(self.kind, self.eps)

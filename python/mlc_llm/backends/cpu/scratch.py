@@ -32,9 +32,12 @@ class Scratch:
         """From here on the tensors of the layer before may be overwritten."""
         self._used.clear()
 
-    def tensor(self, shape: Sequence[Index], dtype: str = "float32") -> Tensor:
-        """A tensor to write into; its values are not defined."""
-        key = (dtype, *map(str, shape))
+    def tensor(
+        self, shape: Sequence[Index], dtype: str = "float32", *, beside: bool = False
+    ) -> Tensor:
+        """A tensor to write into; its values are not defined. beside: a kernel writes it beside its
+        result, which `overwrites.py` does not see, so that it is never one of the others."""
+        key = (dtype, str(beside), *map(str, shape))
         made, used = self._tensors.setdefault(key, []), self._used[key]
         self._used[key] += 1
         if used == len(made):
