@@ -46,6 +46,12 @@ def test_what_is_no_file_is_refused_at_once(reader: str, kind: str, tmp_path: Pa
         READERS[reader](path)
 
 
+@pytest.mark.parametrize("reader", ["GGUF", "a model", "safetensors", "JSON"])
+def test_a_name_that_no_file_can_have(reader: str) -> None:
+    with pytest.raises(MLCError, match=r"(?i)no such file"):
+        READERS[reader](Path("a\0b"))
+
+
 def test_a_shard_that_is_a_pipe(tmp_path: Path) -> None:
     shard = '{"dataPath": "p.bin", "nbytes": 0, "records": []}'
     (tmp_path / "tensor-cache.json").write_text(f'{{"records": [{shard}]}}')

@@ -17,7 +17,10 @@ _PIECE = 1 << 20
 def open_plain(path: Path) -> BinaryIO:
     """A file, open for reading without a buffer. Raises OSError, also for what is no regular
     file."""
-    number = os.open(path, _FLAGS)
+    try:
+        number = os.open(path, _FLAGS)
+    except ValueError:  # a name with a zero byte
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
     mode = os.fstat(number).st_mode
     if not stat.S_ISREG(mode):
         os.close(number)
