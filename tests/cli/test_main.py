@@ -70,6 +70,7 @@ def test_the_reference_page_is_up_to_date() -> None:
         (["doctor", "--jsno"], "there is no option --jsno; did you mean --json?"),
         (["generate", "why", "is"], "one argument too many: 'is'; a text with spaces needs quotes"),
         (["generate", "--regex", "a", "--schema", "f"], "not allowed with argument --regex"),
+        (["serve", "--port=--"], "argument --port: invalid int value: '--'"),
     ],
 )
 def test_wrong_usage_is_one_line(
@@ -81,6 +82,12 @@ def test_wrong_usage_is_one_line(
     assert ended.value.code == 2
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_two_dashes_are_a_value_behind_an_equals_sign() -> None:
+    parser = build_parser(["generate"])
+    args = parser.parse_command(["generate", "--stop=--", "--system=--", "--", "--stop=--"])
+    assert (args.stop, args.system, args.prompt) == (["--"], "--", "--stop=--")
 
 
 def run(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mlc_llm import __version__
 from mlc_llm.cli.commands import COMMANDS, Command
@@ -19,6 +19,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(USER_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Before Python 3.13, the value of `--stop=--` would be an empty list."""
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            value = self._get_value(action, "--")
+            self._check_value(action, value)
+            return value
+        return super()._get_values(action, arg_strings)
 
     def parse_command(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments of one command. Ends the program with one line for wrong usage."""
