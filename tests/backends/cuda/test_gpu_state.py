@@ -67,6 +67,12 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "LIBRARY", "libcuda_of_nobody.so.1")
 
 
+@pytest.mark.parametrize("device", ["cuda:²", "cuda:" + "9" * 5000, "cuda:-1", "cpu:²"])
+def test_an_index_is_a_small_number(device: str) -> None:
+    with pytest.raises(InvalidField, match="should be 'auto', 'cpu' or 'cuda'"):
+        detect_device(device)
+
+
 @pytest.mark.usefixtures("no_driver")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 def test_a_gpu_is_refused_where_there_is_no_driver(device: str) -> None:

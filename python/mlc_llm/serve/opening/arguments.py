@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 
 import tvm_ffi
 
@@ -19,6 +20,8 @@ _ON_CPU = (
 )
 _FIRST_GPU = tvm_ffi.device("cuda", 0)
 
+_INDEX = re.compile(r"[0-9]{0,9}")
+
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +34,7 @@ def detect_device(device: str, kernels: str | None = None) -> tvm_ffi.Device:
     has `MLC_LLM_DEVICE=cpu`, the name of an accelerator means the CPU, and the log says so.
     """
     kind, _, index = device.partition(":")
-    if kind in _ACCELERATORS and (not index or index.isdigit()):
+    if kind in _ACCELERATORS and _INDEX.fullmatch(index):
         if os.environ.get(DEVICE_VARIABLE) != "cpu":
             return _gpu(device, kind, int(index or 0))
         _log.warning("device %s: the model runs on the CPU, as %s says", device, DEVICE_VARIABLE)
