@@ -62,6 +62,13 @@ def test_heads_over_the_vocabulary_are_left_out(tmp_path: Path) -> None:
     assert "cls.weight" not in found.tensors
 
 
+def test_more_heads_than_elements_are_refused(tmp_path: Path) -> None:
+    folder = folder_of(TinyEncoder(), "bert")
+    folder.config["num_attention_heads"] = 65
+    with pytest.raises(ModelFileError, match="65 attention heads of 64 elements together; at"):
+        HuggingFaceModel.open(folder.write(tmp_path / "folder"))
+
+
 def test_norms_of_the_first_folders(tmp_path: Path) -> None:
     folder = folder_of(TinyEncoder(), "bert")
     folder.tensors = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mlc_llm.errors import ModelFileError
 from mlc_llm.models.attention_spec import AttentionSpec, RopeSpec
 from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.record import record
@@ -26,7 +27,10 @@ class Sizes:
     tied_head: bool
 
     def attention(self, scale: float | None = None) -> AttentionSpec:
-        """scale: None is 1 / sqrt(head_dim)."""
+        """scale: None is 1 / sqrt(head_dim). Raises ModelFileError for heads without elements."""
+        if self.head_dim < 1:
+            words = f"{self.heads} attention heads of {self.hidden} elements together"
+            raise ModelFileError(f"{words}; at least one element for each head was expected")
         one = self.head_dim**-0.5 if scale is None else scale
         return AttentionSpec(self.heads, self.kv_heads, self.head_dim, one)
 

@@ -12,6 +12,8 @@ from mlc_llm.errors import ModelFileError
 from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.record import record
 
+MOST_FACTOR = 1e6
+
 
 @record()
 class Yarn:
@@ -34,6 +36,9 @@ class Yarn:
         """Of a head's first `dim` elements. Raises ModelFileError."""
         if theta <= 1:
             raise ModelFileError(f"a rotary theta of {theta}; more than 1 was expected")
+        if not 1 / MOST_FACTOR <= self.factor <= MOST_FACTOR:  # else a divisor could be zero
+            words = f"{1 / MOST_FACTOR:g} to {MOST_FACTOR:g} was expected"
+            raise ModelFileError(f"a YaRN factor of {self.factor:g}; {words}")
         low, high = (self._wave(turns, theta, dim) for turns in (self.fast, self.slow))
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
