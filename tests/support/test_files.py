@@ -35,6 +35,18 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
 
 
+def test_a_relative_folder_where_the_current_one_was_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setenv("MLC_LLM_HOME", "here")
+    with pytest.raises(CacheError, match="MLC_LLM_HOME = 'here' has no place: No such file"):
+        cache_root()
+
+
 def test_cache_root_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert cache_root() == home / ".cache" / "mlc_llm"

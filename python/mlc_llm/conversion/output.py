@@ -22,13 +22,12 @@ def new_output(path: Path, *, needed: int = 0) -> Iterator[Path]:
     needed: bytes that will be written. Raises UserError if something is there already or the disk
     is too full, OSError.
     """
-    check_free(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    check_room(path.parent, needed)
-    temporary = path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part"
+    _check_place(path, needed)
+    temporary = _temporary(path)
     remove = partial(shutil.rmtree, temporary, ignore_errors=True)
     with undone(remove), _removing(remove):
-        temporary.mkdir()
+        with _naming(path):
+            temporary.mkdir()
         yield temporary
         for file in _files(temporary):
             _sync(file)
@@ -40,12 +39,12 @@ def new_output(path: Path, *, needed: int = 0) -> Iterator[Path]:
 @contextmanager
 def new_file(path: Path, *, needed: int = 0) -> Iterator[Path]:
     """A temporary path that becomes the file `path`; otherwise as `new_output`."""
-    check_free(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    check_room(path.parent, needed)
-    temporary = path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part"
+    _check_place(path, needed)
+    temporary = _temporary(path)
     remove = partial(temporary.unlink, missing_ok=True)
     with undone(remove), _removing(remove):
+        with _naming(path):
+            temporary.touch()
         yield temporary
         _sync(temporary)
         temporary.rename(path)
@@ -79,14 +78,15 @@ def changed_folder(path: Path) -> Iterator[Path]:
 def check_free(path: Path) -> None:
     """Raises UserError if there is a file, or a folder with something in it, or if no folder can
     be made there."""
-    if path.is_dir():
-        if any(path.iterdir()):
-            raise UserError(f"the output folder {path} is not empty; name a new one")
-    elif path.exists() or path.is_symlink():
-        raise UserError(f"the output {path} is there already; name a new one")
-    above = next((one for one in path.parents if one.exists() or one.is_symlink()), None)
-    if above is not None and not above.is_dir():
-        raise UserError(f"the output {path} cannot be made: {above} is no folder")
+    with _naming(path):
+        if path.is_dir():
+            if any(path.iterdir()):
+                raise UserError(f"the output folder {path} is not empty; name a new one")
+        elif path.exists() or path.is_symlink():
+            raise UserError(f"the output {path} is there already; name a new one")
+        above = next((one for one in path.parents if one.exists() or one.is_symlink()), None)
+        if above is not None and not above.is_dir():
+            raise UserError(f"the output {path} cannot be made: {above} is no folder")
 
 
 def check_room(folder: Path, needed: int) -> None:
@@ -97,6 +97,29 @@ def check_room(folder: Path, needed: int) -> None:
             f"the disk of {folder} is too full: {needed / 1e9:.2f} GB are needed, "
             f"{free / 1e9:.2f} GB are free"
         )
+
+
+def _check_place(path: Path, needed: int) -> None:
+    """Makes the folder above `path`, too."""
+    check_free(path)
+    with _naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_room(path.parent, needed)
+
+
+def _temporary(path: Path) -> Path:
+    """A new path beside `path`. A long name is cut: the longest that a system allows has no room
+    for more."""
+    return path.parent / f".{path.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.part"
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An error of the system becomes one that names the output."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"the output {path} cannot be made: {error.strerror}") from error
 
 
 @contextmanager

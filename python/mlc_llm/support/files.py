@@ -57,6 +57,8 @@ def _chosen_root() -> Path:
         return _system_cache() / "mlc_llm"
     except RuntimeError as error:
         raise CacheError("there is no home folder for the cache; set MLC_LLM_HOME") from error
+    except FileNotFoundError as error:  # the folder that the program runs in was removed
+        raise CacheError(f"MLC_LLM_HOME = {chosen!r} has no place: {error.strerror}") from error
 
 
 def _system_cache() -> Path:
