@@ -134,6 +134,16 @@ def test_the_models_as_the_client_wants_them(server: Running) -> None:
     assert server.call("GET", "/v1/models").json["object"] == "list"
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models/other"), ("POST", PATH)])
+def test_errors_have_the_shape_and_the_id_that_the_client_shows(
+    server: Running, method: str, path: str
+) -> None:
+    reply = server.call(method, path, None if method == "GET" else {}, VERSION)
+    assert reply.json["type"] == "error" and reply.json["error"]["message"]
+    assert reply.headers["request-id"] == reply.headers["x-request-id"]
+    assert "code" in server.call("GET", "/v1/models/other").error
+
+
 def test_pages_of_models() -> None:
     models = [ModelResponse(id=name) for name in "abcde"]
 

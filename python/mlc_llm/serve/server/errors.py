@@ -94,13 +94,17 @@ def http_error(error: Exception) -> HTTPError:
 
 def error_response(error: HTTPError, path: str) -> JSONResponse:
     """In the shape of the API that the path belongs to."""
-    current_note().code = error.body.code
+    note = current_note()
+    note.code = error.body.code
+    plain = path.removeprefix("/v1")
+    if plain.startswith("/messages") or (note.is_anthropic and plain.startswith("/models")):
+        body = anthropic_error(error.status, error.body.message)
+        headers = {**error.headers, "request-id": note.request_id}  # its clients show this one
+        return JSONResponse(body, status_code=error.status, headers=headers)
     return JSONResponse(_shape(error, path), status_code=error.status, headers=error.headers)
 
 
 def _shape(error: HTTPError, path: str) -> dict[str, object]:
-    if path.removeprefix("/v1").startswith("/messages"):
-        return anthropic_error(error.status, error.body.message)
     if path.startswith("/api/"):
         return ollama_error(error.body.message)
     return ErrorResponse(error=error.body).model_dump()

@@ -54,6 +54,8 @@ class RequestNote:
     ended: float | None = None
     is_aborted: bool = False
     """The client left before it had the whole answer."""
+    is_anthropic: bool = False
+    """Errors have the shape of Anthropic's API, also where the route is of several APIs."""
     traceparent: str | None = None
     """The span of the client's that this request belongs to."""
 

@@ -32,6 +32,7 @@ from mlc_llm.serve.server.calls.context import (
 )
 from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.limits.threads import PREPARING
+from mlc_llm.serve.server.notes.note import current_note
 from mlc_llm.serve.server.pool.slot import ModelSlot
 from mlc_llm.serve.server.pool.watch import stalled
 from mlc_llm.serve.server.routes.chat_tokens import KNOWN, chat_ids
@@ -58,6 +59,7 @@ async def models(request: Request) -> Response:
 async def one_model(request: Request) -> Response:
     """What `models` says of one name."""
     context = context_of(request)
+    current_note().is_anthropic = VERSION_HEADER in request.headers
     name = request.path_params["model"]
     slot = context.models.find(name)
     entry = context.model_entry(slot, name)
