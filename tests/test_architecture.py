@@ -307,6 +307,18 @@ def test_runs_no_text_as_code() -> None:
         assert wrong.search(path.read_text(encoding="utf-8")) is None, module
 
 
+def test_named_tuples_have_no_other_base() -> None:
+    """Python 3.10 refuses the others, and then nothing that imports them works there."""
+    found = [
+        f"{name}.{one.name}"
+        for name in modules()
+        for one in ast.walk(tree(name))
+        if isinstance(one, ast.ClassDef) and len(one.bases) > 1
+        if any(isinstance(base, ast.Name) and base.id == "NamedTuple" for base in one.bases)
+    ]
+    assert found == []
+
+
 def test_names_no_place_or_person_of_its_making() -> None:
     # Absolute places of one machine, and numbers of tickets, mean nothing to a reader.
     wrong = re.compile(

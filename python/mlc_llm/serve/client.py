@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.error_protocol import ErrorBody
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.record import record
 from mlc_llm.serve.chat_model import chat_model_of
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import RequestStreamOutput
@@ -56,7 +57,8 @@ Deliver = Callable[[list[tuple[ReaderT, News]]], None]
 _log = logging.getLogger(__name__)
 
 
-class _Running(NamedTuple, Generic[ReaderT]):
+@record(eq=False)
+class _Running(Generic[ReaderT]):
     """A part of a call that has not ended."""
 
     reader: ReaderT
@@ -64,7 +66,8 @@ class _Running(NamedTuple, Generic[ReaderT]):
     answer: AnswerStream
 
 
-class Ready(NamedTuple, Generic[ReaderT]):
+@record(eq=False)
+class Ready(Generic[ReaderT]):
     """The requests of a call that are ready for the engine."""
 
     arrivals: list[Arrival]
