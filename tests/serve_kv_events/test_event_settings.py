@@ -113,3 +113,10 @@ def test_flags_of_the_server() -> None:
         serve_flags.with_events(found, asked, 1)
     with pytest.raises(UserError, match="give --kv-events too"):
         serve_flags.with_events(EngineConfig(), flags("--kv-events-replay", HERE), 1)
+
+
+def test_ids_of_images_have_no_sign() -> None:
+    """vLLM's router reads ids as 32 bits without one, and drops a batch that it cannot read."""
+    ids = array("i", [1, -1, -(2**31)])
+    (event,) = batch([Stored((7,), None, ids)], 2.5, "map")[1]  # type: ignore[misc]
+    assert event["token_ids"] == [1, 2**32 - 1, 2**31]

@@ -7,6 +7,7 @@ did before. Readers of both kinds exist.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -36,7 +37,7 @@ def _fields(event: CacheEvent) -> Fields:
             "type": "BlockStored",
             "block_hashes": list(event.keys),
             "parent_block_hash": event.parent,
-            "token_ids": list(event.tokens),
+            "token_ids": _unsigned(event.tokens),
             "block_size": BLOCK_TOKENS,
             "lora_id": None,
             "medium": MEDIUM,
@@ -46,6 +47,12 @@ def _fields(event: CacheEvent) -> Fields:
     if isinstance(event, Removed):
         return {"type": "BlockRemoved", "block_hashes": list(event.keys), "medium": MEDIUM}
     return {"type": "AllBlocksCleared"}
+
+
+def _unsigned(ids: array[int]) -> list[int]:
+    """As 32 bits without a sign, which routers read: tokens of images, which are below 0 here, are
+    2^31 and more."""
+    return memoryview(ids).cast("B").cast("I").tolist()
 
 
 def _extra_keys(event: Stored) -> Fields:
