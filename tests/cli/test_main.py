@@ -57,6 +57,7 @@ def test_the_reference_page_is_up_to_date() -> None:
         ([], "COMMAND"),
         (["nonsense"], "mlc_llm: error: there is no command 'nonsense' (see mlc_llm --help)"),
         (["generat", "x"], "there is no command 'generat'; did you mean generate?"),
+        (["serve", "--model", "a", "--model", "b"], "--model is given twice: give several models"),
         (["--quiet", "generate", "x"], "the command comes first, and --quiet after it"),
         (["generate", "--max-tokens", "many", "x"], "invalid int value"),
         (
@@ -138,3 +139,9 @@ def test_the_command_is_read_before_numpy_is_loaded() -> None:
     code = "import sys, mlc_llm.cli.__main__; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_hosts_of_images_add_up() -> None:
+    words = ["--allow-image-hosts", "a.example", "b.example", "--allow-image-hosts", "c.example"]
+    args = build_parser(["serve"]).parse_args(["serve", *words])
+    assert args.allow_image_hosts == ["a.example", "b.example", "c.example"]

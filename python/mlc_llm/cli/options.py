@@ -46,11 +46,18 @@ SETTINGS = {
 """The name of a field is also its flag (`top_p`, `--top-p`) and its name in `/set`."""
 
 
-def add_model(parser: argparse.ArgumentParser, *, system: bool = True) -> None:
-    """Flags: which model, and where it runs. system: with the flag of the system message."""
+def add_model(
+    parser: argparse.ArgumentParser,
+    *,
+    system: bool = True,
+    action: str | type[argparse.Action] = "store",
+) -> None:
+    """Flags: which model, and where it runs. system: with the flag of the system message. action:
+    what is done with the model."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
+        action=action,
         help="a .gguf file, a model folder, or HF://user/repo "
         "(default: SmolLM2-135M-Instruct, downloaded once)",
     )
@@ -143,6 +150,7 @@ def _add_images(group: argparse._ArgumentGroup) -> None:
         "--allow-image-hosts",
         metavar="HOST",
         nargs="+",
+        action="extend",
         help="hosts from which images are fetched, such as example.org (default: none; images come "
         "as data: addresses)",
     )

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="models to serve, as for --model, or NAME=MODEL; the first one is opened at once, "
         "the others when they are asked for",
     )
-    options.add_model(parser, system=False)
+    options.add_model(parser, system=False, action=_OneModel)
     options.add_engine(parser, mode=MODE)
     overrides.add_argument(parser)
     _add_memory(parser.add_argument_group("several models"))
@@ -73,6 +73,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve_flags.add_safety(parser.add_argument_group("who may call it"))
     serve_flags.add_limits(parser.add_argument_group("limits"))
     serve_flags.add_events(parser.add_argument_group("routers and replicas"))
+
+
+class _OneModel(argparse.Action):
+    """Stores the model. A second one would take its place, and several are asked for otherwise."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) not in (None, values):
+            parser.error("--model is given twice: give several models without it")
+        setattr(namespace, self.dest, values)
 
 
 def _add_logs(group: argparse._ArgumentGroup) -> None:
