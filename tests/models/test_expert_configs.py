@@ -164,7 +164,7 @@ def test_windows_of_gpt_oss() -> None:
 @pytest.mark.parametrize(
     ("config", "error", "words"),
     [
-        (OLMOE | {"clip_qkv": 8.0}, UnsupportedModel, r"clip_qkv is 8\.0"),
+        (OLMOE | {"clip_qkv": 8.0}, UnsupportedModel, r"clip_qkv is 8\.0; supported: none$"),
         (OLMOE | {"attention_bias": True}, UnsupportedModel, "attention_bias is True"),
         (OLMOE | {"num_experts": None}, ModelFileError, "num_experts is None"),
         (MIXTRAL | {"num_local_experts": 1}, ModelFileError, "2 experts a token, of 1"),

@@ -151,7 +151,7 @@ class Values:
         return ModelFileError(f"{self._prefix}{key} is {_shown(value)}; {expected} was expected")
 
     def _unsupported(self, key: str, value: object, *allowed: object) -> UnsupportedModel:
-        known = ", ".join(str(one) for one in allowed)
+        known = ", ".join(str(one) for one in allowed) or "none"
         return UnsupportedModel(f"{self._prefix}{key} is {_shown(value)}; supported: {known}")
 
 
