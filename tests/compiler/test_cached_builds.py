@@ -14,6 +14,7 @@ from tiny_models import TinyModels
 from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler import jit, keys
 from mlc_llm.compiler.build import build_library
+from mlc_llm.errors import CacheError
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.support.superseded import PURPOSE_FILE
 
@@ -64,6 +65,19 @@ def test_a_new_version_takes_the_kernels_of_the_old_one(
     monkeypatch.setattr(jit, "source_hash", lambda: "another version")
     after = jit.prepare(file, "portable").library
     assert before != after and compiled == []
+
+
+def test_nothing_is_compiled_on_a_full_disk(
+    tiny_models: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLVM ends the process where it cannot write."""
+    monkeypatch.setenv("MLC_LLM_HOME", str(tmp_path))
+    monkeypatch.setattr(jit, "MOST_LIBRARY_BYTES", 1 << 60)
+    file = GGUFModel.open(tiny_models.path("one-layer"))
+    words = r"model_lib: \d+ MiB are needed to compile a library, \d+ MiB are free; make room"
+    with pytest.raises(CacheError, match=words):
+        jit.prepare(file, "portable")
+    assert [one.suffix for one in (tmp_path / "model_lib").iterdir()] == [".lock"]
 
 
 def test_other_kernels_and_other_models_have_purposes_of_their_own(

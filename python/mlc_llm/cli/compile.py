@@ -105,12 +105,12 @@ def run(args: argparse.Namespace) -> int:
     kv_cache = args.kv_cache_dtype or EngineConfig.kv_cache_dtype
     backend = _backend(kernels, triple, args.precision, args.arch).with_kv_cache(kv_cache)
     # Only this command of the two that it imports needs a compiler.
-    from mlc_llm.compiler.jit import compile_library
+    from mlc_llm.compiler.jit import MOST_LIBRARY_BYTES, compile_library
     from mlc_llm.serve.opening.bundle import open_model
 
     bundle = open_model(args.model, quantization=args.quantization)
     assert bundle.files is not None
-    with new_output(output) as folder:
+    with new_output(output, needed=MOST_LIBRARY_BYTES) as folder:
         compile_library(
             bundle.files,
             backend,

