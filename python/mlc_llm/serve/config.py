@@ -99,10 +99,11 @@ class EngineConfig:
     one token from the model's last hidden vector. `eagle` is a head that was trained for the model
     (EAGLE-1 or EAGLE-3): a decoder layer that drafts one token after the other from the model's
     vectors of all tokens; where the last two tokens came up before, what followed there is taken,
-    as `prompt_lookup` does. Heads are a folder of config.json and safetensors, as their authors'
-    code writes it. A model with recurrent layers has at most 8 draft tokens in a step, for each of
-    which it keeps a state (`mlc_llm fit` counts them); it takes no `eagle` head, and drafts for no
-    other model."""
+    as `prompt_lookup` does. With it and `fast-prompts` the first token of an answer is chosen a
+    little less exactly than without: the last layer computes the whole prompt with 8 bits. Heads
+    are a folder of config.json and safetensors, as their authors' code writes it. A model with
+    recurrent layers has at most 8 draft tokens in a step, for each of which it keeps a state
+    (`mlc_llm fit` counts them); it takes no `eagle` head, and drafts for no other model."""
     spec_draft_length: int = 0
     """The most draft tokens of a sequence in one step, 0 to 16. 0 learns the best number. There
     are no draft tokens while plain steps are faster."""
