@@ -231,5 +231,5 @@ async def small_fields(request: Request, known: set[str]) -> tuple[ServedModel, 
         allowed = f"unknown field; known: {', '.join(sorted(known))}"
         raise InvalidField(other, json.dumps(fields[other], default=str), allowed)
     model = fields.get("model")
-    name = None if model is None else checks.string("model", model, MAX_NAME_CHARS)
-    return await served_model(request, name), fields
+    wanted = None if model is None else checks.string("model", model, MAX_NAME_CHARS)
+    return await served_model(request, wanted), fields
