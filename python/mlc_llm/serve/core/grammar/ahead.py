@@ -25,12 +25,14 @@ class GrammarAhead:
         library: LLMatcher,
         vocabulary: Vocabulary,
         charge: Callable[[float], None],
+        ask: Callable[[LLMatcher], list[int]],
         *,
         mask: bytes,
         forced: deque[int],
         may_jump: bool,
     ) -> None:
-        """library: a copy for this object alone. charge: gets the seconds of each call.
+        """library: a copy for this object alone. charge: gets the seconds of each call. ask: see
+        `Grammar.forced`.
 
         mask: of the next token. forced: the tokens that come next whatever the model says.
         may_jump: forced tokens are added without a question to the model.
@@ -38,6 +40,7 @@ class GrammarAhead:
         self._library = library
         self._vocabulary = vocabulary
         self._charge = charge
+        self._ask = ask
         self._mask = mask
         self._forced = forced
         self._may_jump = may_jump
@@ -75,7 +78,7 @@ class GrammarAhead:
         if self._forced:
             self._forced.popleft()  # the mask allowed no other
         if not self._forced:
-            self._forced.extend(library.compute_ff_tokens())
+            self._forced.extend(self._ask(library))
         if not self._forced:
             return self._vocabulary.packed(library.compute_bitmask())
         return None if self._may_jump else self._vocabulary.only(self._forced[0])

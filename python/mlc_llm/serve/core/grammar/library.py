@@ -17,6 +17,8 @@ MAX_ITEMS_IN_ROW = 6000
 MAX_GRAMMAR_SIZE = 150_000
 MAX_LEXER_STATES = 100_000
 """A state takes about 1 KB."""
+MAX_FORCED_BYTES = 4096
+"""Of a text that a written grammar forces at once."""
 
 Result = TypeVar("Result")
 
@@ -50,6 +52,23 @@ def call(library: LLMatcher, work: Callable[[], Result]) -> Result:
     if library.is_error():
         raise RequestError(_reason(library.get_error()))
     return result
+
+
+def forced_tokens(library: LLMatcher, vocabulary: Vocabulary) -> list[int]:
+    """The tokens of the text that must come next; for use inside of `call`.
+
+    The library asks for a text without end, and never returns, where a word that was read as far as
+    it goes leaves nothing for what follows it: behind two spaces of `" "* " b"` come more spaces
+    only. So a copy goes ahead, byte by byte: a mask would ask for that text too. Raises
+    `RequestError` for such a text.
+    """
+    ahead = library.deep_copy()
+    for _ in range(MAX_FORCED_BYTES):
+        token = None if ahead.is_stopped() else vocabulary.only_byte(ahead)
+        if token is None:
+            return library.compute_ff_tokens()
+        ahead.consume_token(token)
+    raise RequestError(f"it forces a text of more than {MAX_FORCED_BYTES} bytes, perhaps endless")
 
 
 def _reason(error: object) -> str:

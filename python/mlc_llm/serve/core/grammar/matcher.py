@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from mlc_llm.errors import InvalidField, RequestError
 from mlc_llm.protocol.response_format import RequestResponseFormat
 from mlc_llm.serve.core.grammar.ahead import GrammarAhead
-from mlc_llm.serve.core.grammar.library import Result, call, compile_text
+from mlc_llm.serve.core.grammar.library import Result, call, compile_text, forced_tokens
 from mlc_llm.serve.core.grammar.text import field_and_text
 from mlc_llm.serve.core.grammar.vocabulary import Vocabulary
 
@@ -43,12 +43,15 @@ class Grammar:
         self.cost = _BASE_COST + _COST_PER_CHAR * len(text)
         """Bytes that it may hold by now."""
         self._text = text
+        written = wanted.grammar
+        self._has_words = written is not None and written.syntax != "regex"
+        """Several of them may follow each other: see `forced_tokens`."""
         self._start = self.fresh()
         try:
             call(self._start, lambda: None)
+            self._first_forced = call(self._start, lambda: self.forced(self._start))
             # Only the first mask shows that no text satisfies some grammars.
             mask = call(self._start, self._start.compute_bitmask)
-            self._first_forced = call(self._start, self._start.compute_ff_tokens)
         except RequestError as error:
             raise InvalidField(*field_and_text(wanted), str(error)) from None
         forced = self._first_forced
@@ -61,6 +64,12 @@ class Grammar:
     def fresh(self) -> LLMatcher:
         """The library's matcher, compiled again, with a lexer that no other matcher shares."""
         return compile_text(self._text, self.vocabulary)
+
+    def forced(self, library: LLMatcher) -> list[int]:
+        """The tokens that must come next at the place of `library`; for use inside of `call`."""
+        if self._has_words:
+            return forced_tokens(library, self.vocabulary)
+        return library.compute_ff_tokens()
 
     def charge(self, seconds: float) -> None:
         """Count the memory that a call of so many seconds may have taken."""
@@ -133,7 +142,7 @@ class GrammarMatcher:
         """
         if not self._forced and not self._is_asked:
             # All at once: a long text cut again behind each token would give other tokens.
-            self._forced.extend(self._tried(lambda library: library.compute_ff_tokens()))
+            self._forced.extend(self._tried(self._grammar.forced))
             self._is_asked = True
         return self._forced[0] if self._forced else None
 
@@ -153,6 +162,7 @@ class GrammarMatcher:
             self._library.deep_copy(),
             self._grammar.vocabulary,
             self._grammar.charge,
+            self._grammar.forced,
             mask=mask,
             forced=deque(self._forced),
             may_jump=may_jump,

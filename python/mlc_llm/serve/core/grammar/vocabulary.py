@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llguidance import LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from mlc_llm.tokenizers import Tokenizer
 
@@ -26,6 +26,8 @@ class Vocabulary:
         ends = sorted(self.end_ids) or [source.add(b"<end of answer>")]
         source.eos_token_id = ends[0]
         self.library = LLTokenizer(TokenizerWrapper(source), eos_token=ends, slices=None)
+        ordinary = set(range(min(known, vocab_size))) - set(special)
+        self._bytes = [i for i in sorted(ordinary) if len(source.tokens[i]) == 1]
         self._num_bytes = 4 * (-(-vocab_size // 32))
         self._known = _first_bits(min(known, vocab_size), self._num_bytes)
 
@@ -34,6 +36,15 @@ class Vocabulary:
         mask = mask[: self._num_bytes].ljust(self._num_bytes, b"\0")
         allowed = int.from_bytes(mask, "little") & self._known
         return allowed.to_bytes(self._num_bytes, "little")
+
+    def only_byte(self, library: LLMatcher) -> int | None:
+        """The token of the only byte that may come next. None if several may, or if the answer may
+        end."""
+        if library.is_accepting():
+            return None
+        found = (i for i in self._bytes if library.validate_tokens([i]))
+        only = next(found, None)
+        return only if only is not None and next(found, None) is None else None
 
     def only(self, token_id: int) -> bytes:
         """The mask that allows one token."""
