@@ -392,7 +392,9 @@ MODULES = {
         ]
     ).encode(),
     "1_Pooling/config.json": b'{"pooling_mode_cls_token": true}',
-    "2_Dense/config.json": b'{"bias": false}',
+    "2_Dense/config.json": json.dumps(
+        {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    ).encode(),
     "2_Dense/model.safetensors": save({"linear.weight": np.ones((8, 4), np.float32)}),
 }
 

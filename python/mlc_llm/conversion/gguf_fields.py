@@ -310,10 +310,13 @@ _GEMMA3 = (*_USUAL, window, caps, local_theta)
 _GEMMA4 = (sizes, grouped, theta, window, caps, local_theta, by_layer)
 _DELTA = (*_USUAL, rotated, experts, expert_widths, delta_rule)
 CLASSES = {
+    "ArceeForCausalLM": Class(_LLAMA, pairs_rows=True, divides=True),
     "Cohere2ForCausalLM": Class(
         (sizes, grouped, theta, head_dim, vocab, rotated, window, unscaled)
     ),
+    "Ernie4_5ForCausalLM": Class(_USUAL),
     "Exaone4ForCausalLM": Class((*_USUAL, vocab, some_windows), divides=True),
+    "GemmaForCausalLM": Class((sizes, grouped, other_theta, head_dim)),
     "Gemma2ForCausalLM": Class((sizes, grouped, other_theta, head_dim, window, caps)),
     "Gemma3ForCausalLM": Class(_GEMMA3),
     "Gemma3ForConditionalGeneration": Class(_GEMMA3),

@@ -91,6 +91,7 @@ class SyncMLCEngine:
         reading the caller has begun."""
         config = EngineConfig.of(engine_config)
         check_engine_config(model, model_lib, mode, config)
+        data.checked_callback(request_stream_callback)
         config = replace(config, model=model, model_lib=model_lib, mode=mode)
         self._in_use = OneThread(_TWO_THREADS)
         self.trace_recorder = EventTraceRecorder() if enable_tracing else None

@@ -8,6 +8,9 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from mlc_llm.tokenizers import Tokenizer
 
+_USUAL_BYTES = [bytes([one]) for one in b' a\n0"A1e{}[],:']
+"""Where several bytes may come next, two of these mostly may: they are tried first."""
+
 
 class Vocabulary:
     """The tokens of one tokenizer, with the tokens that end an answer."""
@@ -27,7 +30,9 @@ class Vocabulary:
         source.eos_token_id = ends[0]
         self.library = LLTokenizer(TokenizerWrapper(source), eos_token=ends, slices=None)
         ordinary = set(range(min(known, vocab_size))) - set(special)
-        self._bytes = [i for i in sorted(ordinary) if len(source.tokens[i]) == 1]
+        by_byte = {source.tokens[i]: i for i in ordinary if len(source.tokens[i]) == 1}
+        usual = [by_byte[one] for one in _USUAL_BYTES if one in by_byte]
+        self._bytes = list(dict.fromkeys([*usual, *sorted(by_byte.values())]))
         self._num_bytes = 4 * (-(-vocab_size // 32))
         self._known = _first_bits(min(known, vocab_size), self._num_bytes)
 
