@@ -110,7 +110,8 @@ def test_dense_modules_of_a_gemma(tmp_path: Path) -> None:
         layers.append(torch.nn.Linear(columns, rows, bias=False))
         columns, path = rows, f"{i + 2}_Dense"
         (folder / path).mkdir()
-        (folder / path / "config.json").write_text('{"bias": false}')
+        stated = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+        (folder / path / "config.json").write_text(json.dumps(stated))
         modules.append({"type": "sentence_transformers.models.Dense", "path": path})
         tensors = {"linear.weight": layers[-1].weight.detach()}
         save_file(tensors, str(folder / path / "model.safetensors"))
