@@ -294,6 +294,4 @@ columns of kernels are the bits of a weight in memory."""
 MLC_TYPES = """## Folders of MLC LLM
 
 `mlc-chat-config.json` with shards. Refused by name: {refused}. The other architectures are read by
-MLC LLM's rules for names; none was measured from such a folder. Folders of Phi3ForCausalLM
-and Starcoder2ForCausalLM are read if `convert_weight` made them here: MLC LLM itself has other
-names for their parameters, which are refused."""
+MLC LLM's rules for names; none was measured from such a folder."""
