@@ -350,6 +350,10 @@ def test_scaled_queries_and_a_window_of_the_engine_do_not_go_together() -> None:
          UnsupportedModel, r"heads of sizes \[8, 16, 32\]"),
         (lambda: read_config({"architectures": ["Mistral3ForConditionalGeneration"]}),
          ModelFileError, "text_config is None; an object"),
+        (lambda: read_config({**SIZES, "architectures": ["Gemma3ForConditionalGeneration"]}),
+         ModelFileError, "text_config is None; an object"),
+        (lambda: read_config({**SIZES, "architectures": ["Qwen3VLForConditionalGeneration"]}),
+         ModelFileError, "text_config is None; an object"),
     ],
 )  # fmt: skip
 def test_refused_by_name(read: Callable[[], ModelSpec], error: type[Exception], words: str) -> None:

@@ -38,15 +38,15 @@ _OLD_NAMES = {
     "sliding_window_size": "sliding_window",
 }
 """MLC LLM's own names of fields of a config.json."""
-_LEFT_OVER = "sliding_window", "sliding_window_pattern", "layer_types", "max_position_embeddings"
-"""Fields of a config.json that MLC LLM may keep in `kwargs`."""
-_MISTRAL_CONTEXT = 32_768
-"""Of the Mistral with a window, for which MLC LLM knows no longest text."""
 _OWN_OLD_NAMES = {
     "gpt2": {"context_window_size": "n_positions"},
     "gpt_neox": {"position_embedding_base": "rotary_emb_base"},
 }
 """The same, where Transformers has other names for one model type."""
+_LEFT_OVER = "sliding_window", "sliding_window_pattern", "layer_types", "max_position_embeddings"
+"""Fields of a config.json that MLC LLM may keep in `kwargs`."""
+_MISTRAL_CONTEXT = 32_768
+"""Of the Mistral with a window, for which MLC LLM knows no longest text."""
 _UNSAID = {
     "gemma": ("hidden_act", "gelu_pytorch_tanh"),
     "gpt2": ("activation_function", "gelu_new"),

@@ -14,8 +14,8 @@ from mlc_llm.models.weight_plan import Tensors, WeightPlan
 NAME, THETA = "qwen2vl", 1_000_000.0
 DEFAULTS = {**qwen2.DEFAULTS, "max_window_layers": 80, "rms_norm_eps": 1e-5}
 """Where a `config.json` does not say it."""
-TIED = False
-"""The same of the head."""
+TIED, FLAT = False, True
+"""See `text_part.py`."""
 HF_NAMES = qwen2.HF_NAMES
 
 

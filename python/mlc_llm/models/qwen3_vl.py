@@ -14,7 +14,7 @@ from mlc_llm.models.weight_plan import Tensors, WeightPlan
 NAME, THETA = "qwen3vl", 500_000.0
 """THETA: where a `config.json` does not say it."""
 TIED = False
-"""The head, where a `config.json` does not say it."""
+"""See `text_part.py`."""
 HF_NAMES = qwen3.HF_NAMES
 
 
