@@ -7,6 +7,7 @@ import math
 from functools import cache
 
 import numpy as np
+import pytest
 import tvm
 from kernel_tools import build, each_isa
 from tvm.script import tirx as T
@@ -17,6 +18,7 @@ from mlc_llm.kernels.cpu.vectors import (
     SCHEDULED,
     exp2,
     lanes_at,
+    maxima,
     normal_tail,
     reduce_max,
     reduce_sum,
@@ -62,6 +64,28 @@ def folds() -> tvm.tirx.PrimFunc:
             Y[1] = reduce_sum(X, 11)
 
     return func
+
+
+@cache
+def block_maxima(block: int) -> tvm.tirx.PrimFunc:
+    lanes, blocks = 64, 64 // block
+
+    @T.prim_func(private=True, s_tir=True)
+    def func(X: T.Buffer((lanes,), "int32"), Y: T.Buffer((blocks,), "int32")):
+        T.func_attr(SCHEDULED)
+        with T.sblock("root"):
+            Y[lanes_at(0, blocks)] = maxima(X[lanes_at(0, lanes)], lanes, block)
+
+    return func
+
+
+@pytest.mark.parametrize("block", [4, 8, 16])
+@each_isa()
+def test_maxima_of_blocks(isa: Isa, block: int) -> None:
+    x = np.random.default_rng(2).integers(-(2**31), 2**31, 64).astype(np.int32)
+    y = np.zeros(64 // block, np.int32)
+    build(isa, block_maxima, block)(x, y)
+    assert y.tolist() == x.reshape(-1, block).max(axis=1).tolist()
 
 
 @each_isa()

@@ -25,7 +25,7 @@ from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.dot import Words
 from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
-from mlc_llm.kernels.cpu.vectors import fsplat, halved_sum, lanes_at, reduce_max, splat
+from mlc_llm.kernels.cpu.vectors import fsplat, halved_sum, lanes_at, maxima, splat
 from mlc_llm.kernels.row_kinds import KINDS
 from mlc_llm.kernels.types import Buffer, Expr, Index
 from mlc_llm.record import record
@@ -124,7 +124,7 @@ class QuantizedRows:
         """`count` groups of a row, from number `first` on; place: the row of the target."""
         inv = T.alloc_buffer((KINDS[self.kind].statistics,), "float32")
         v = T.alloc_buffer((self.together, self.group), "float32")
-        top = T.alloc_buffer((self.together,), "int32")
+        top = T.alloc_buffer((self.together * self.wide,), "int32")
         scale = T.alloc_buffer((self.together,), "float32")
         step = T.alloc_buffer((self.together,), "float32")
         find_statistics(self.kind, given.x, row, self.k, self.eps, inv)
@@ -138,9 +138,8 @@ class QuantizedRows:
 
     @T.inline
     def load_group(self, given, row, g, inv, v, i, top):
-        """Loads group g to v[i]; top[i]: the bits of its largest magnitude."""
-        most = T.alloc_buffer((self.wide,), "int32")
-        all_lanes = T.meta_var(lanes_at(0, self.wide))
+        """Loads group g to v[i]; top[i]: the bits of largest magnitudes, lane by lane."""
+        most = T.meta_var(lanes_at(i * self.wide, self.wide))
         for j in T.unroll(self.group // self.wide):
             lanes = T.meta_var(lanes_at(j * self.wide, self.wide))
             v[i, lanes] = load(
@@ -148,17 +147,19 @@ class QuantizedRows:
                 *(self.k, inv, self.wide),
             )
             if j == 0:
-                most[all_lanes] = magnitude(v[i, lanes], self.wide)
+                top[most] = magnitude(v[i, lanes], self.wide)
             else:
-                most[all_lanes] = T.max(most[all_lanes], magnitude(v[i, lanes], self.wide))
-        top[i] = reduce_max(most, self.wide)
+                top[most] = T.max(top[most], magnitude(v[i, lanes], self.wide))
 
     @T.inline
     def find_scales(self, top, scale, step):
-        """The scales of all groups of a stretch; step: 1 / scale, or 0 for zeros."""
-        L = T.meta_var(self.together)
+        """The scales of all groups of a stretch; step: 1 / scale, or 0 for zeros. Maxima of lanes
+        come from memory as they went there: numbers written one by one and read as a vector made
+        the processor wait for all writes."""
+        L, all_lanes = T.meta_var((self.together, self.together * self.wide))
         here = T.meta_var(lanes_at(0, L))
-        scale[here] = T.reinterpret(top[here], dtype=f"float32x{L}") * fsplat(1.0 / LIMIT, L)
+        largest = T.meta_var(maxima(top[lanes_at(0, all_lanes)], all_lanes, self.wide))
+        scale[here] = T.reinterpret(largest, dtype=f"float32x{L}") * fsplat(1.0 / LIMIT, L)
         step[here] = T.Select(
             scale[here] > fsplat(0.0, L), fsplat(1.0, L) / scale[here], fsplat(0.0, L)
         )
