@@ -166,22 +166,39 @@ def test_queries_that_do_not_turn_are_the_same_for_sinks(isa: Isa) -> None:
     assert out[:, 32:].tobytes() == out[:, :32].tobytes()
 
 
-@pytest.mark.parametrize("tokens", [TOKENS, LEAST_TOGETHER + TOGETHER + 3])
+MANY_TOKENS = LEAST_TOGETHER + TOGETHER + 3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "skipped"),
+    [(TOKENS, None), (MANY_TOKENS, None), (MANY_TOKENS, 0), (MANY_TOKENS, 5)],
+    ids=["few", "many", "whole-pages", "parts-of-pages"],
+)
+@pytest.mark.parametrize(("dim", "turning"), [(16, 16), (48, 24)])
 @each_isa()
-def test_a_token_is_stored_the_same_in_any_batch(isa: Isa, tokens: int) -> None:
-    """So a sequence's pages do not tell with whom it was computed. Many are stored head by head."""
+def test_a_token_is_stored_the_same_in_any_batch(
+    isa: Isa, tokens: int, skipped: int | None, dim: int, turning: int
+) -> None:
+    """So a sequence's pages do not tell with whom it was computed. Many are stored head by head,
+    and those that fill a page together. skipped: places before the first token, of pages that are
+    filled one after the other; None: places are anywhere."""
     rng = np.random.default_rng(1)
-    x = rng.standard_normal((tokens, 96)).astype(np.float32)
-    rope = rng.standard_normal((8, 2, 8)).astype(np.float32)
+    x = rng.standard_normal((tokens, 6 * dim)).astype(np.float32)
+    rope = rng.standard_normal((8, 2, turning // 2)).astype(np.float32)
     positions, unread = rng.integers(0, 8, (2, tokens)).astype(np.int32)
     pages = PAGES + tokens // PAGE
-    slots = rng.permutation(pages * PAGE)[:tokens].astype(np.int32)
-    kernel = build(isa, rope_append, sizes_of(isa, (2, 2, 16)), (96,) * 3, (0, 32, 64))
-    together = np.zeros((pages, 2, 2, PAGE * 16), isa.kv_dtype)
-    alone, out = together.copy(), np.zeros((tokens, 32), np.float32)
+    places = rng.permutation(pages * PAGE)
+    if skipped is not None:
+        order = rng.permutation(pages)
+        places = (order[:, None] * PAGE + np.arange(PAGE)).ravel()[skipped:]
+    slots = places[:tokens].astype(np.int32)
+    sizes, starts = sizes_of(isa, (2, 2, dim), turning), (0, 2 * dim, 4 * dim)
+    kernel = build(isa, rope_append, sizes, (6 * dim,) * 3, starts)
+    together = np.zeros((pages, 2, 2, PAGE * dim), isa.kv_dtype)
+    alone, out = together.copy(), np.zeros((tokens, 2 * dim), np.float32)
     kernel(x, x, x, rope, positions, unread, slots, together, out)
     for i in range(tokens):
-        one, row = slice(i, i + 1), np.zeros((1, 32), np.float32)
+        one, row = slice(i, i + 1), np.zeros((1, 2 * dim), np.float32)
         kernel(x[one], x[one], x[one], rope, positions[one], unread[one], slots[one], alone, row)
         assert row[0].tobytes() == out[i].tobytes()
     assert alone.tobytes() == together.tobytes()

@@ -9,6 +9,7 @@ rope_append:
     in parallel, for each token, or for some that follow each other:
         their queries:        see `queries.py`
         for each KV head:     page keys = turn(key, position), transposed;  page values = value
+    Keys that fill a page are transposed together.
 
 turn: see `rotation.py`.
 """
@@ -16,6 +17,7 @@ turn: see `rotation.py`.
 from __future__ import annotations
 
 from functools import cache
+from math import gcd
 
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
@@ -25,6 +27,7 @@ from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.queries import Queries, put_queries
 from mlc_llm.kernels.cpu.rotation import Columns, L, Turn, rest_lanes, turn_lanes, turned
+from mlc_llm.kernels.cpu.transposed import SIDE, transpose
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, reduce_max, splat
 from mlc_llm.kernels.heads import Heads
 from mlc_llm.kernels.page_bytes import inverse, scale_bits, scales_at, two_bytes, whole
@@ -49,6 +52,11 @@ class Rows:
     v: Columns
     slot: Buffer
     pages: Buffer
+
+
+def fills_pages(sizes: Heads) -> bool:
+    """Whether the keys of a whole page go there at once, transposed in registers."""
+    return sizes.kv_dtype == "float16" and sizes.head_dim % SIDE == 0
 
 
 @T.inline
@@ -105,14 +113,20 @@ def _store_bytes(sizes, rows, page, place, h, kind, x):
 
 
 @T.inline
-def _store_floats(sizes, rows, row, page, place, h, key):
-    """A key and the value of that token as they are."""
-    for d in T.serial(sizes.head_dim):
-        rows.pages[page, h, 0, d * PAGE + place] = T.cast(key[d], sizes.kv_dtype)
+def _store_value(sizes, rows, row, page, place, h):
+    """A token's value as it is."""
     for i in T.serial(sizes.head_dim // L):
         rows.pages[page, h, 1, lanes_at(place * sizes.head_dim + i * L, L)] = T.cast(
             rows.v.at(row, rows.v.start + h * sizes.head_dim + i * L, L), f"{sizes.kv_dtype}x{L}"
         )
+
+
+@T.inline
+def _store_floats(sizes, rows, row, page, place, h, key):
+    """A key and the value of that token as they are."""
+    for d in T.serial(sizes.head_dim):
+        rows.pages[page, h, 0, d * PAGE + place] = T.cast(key[d], sizes.kv_dtype)
+    _store_value(sizes, rows, row, page, place, h)
 
 
 @T.inline
@@ -131,6 +145,25 @@ def _store_head(sizes, rows, row, h, key):
 
 
 @T.inline
+def _store_page(sizes, rows, start, h, key):
+    """Keys and values of KV head h of the tokens that fill a page; key: as of `_store_head`."""
+    keys = T.alloc_buffer((PAGE, sizes.head_dim), "float16")
+    page = T.meta_var(rows.slot[start] // PAGE)
+    # As many lanes as they are written with: LLVM joins others wrongly.
+    lanes = T.meta_var(gcd(sizes.half, sizes.rest, L))
+    for i in T.serial(PAGE):
+        _turn_key(sizes, rows, start + i, rows.k.start + h * sizes.head_dim, key)
+        for j in T.serial(sizes.head_dim // lanes):
+            keys[i, lanes_at(j * lanes, lanes)] = T.cast(
+                key[lanes_at(j * lanes, lanes)], f"float16x{lanes}"
+            )
+        _store_value(sizes, rows, start + i, page, i, h)
+    for d in T.serial(sizes.head_dim // SIDE):
+        row = T.meta_var(lambda j, d=d: (page, h, 0, lanes_at((d * SIDE + j) * PAGE, PAGE)))
+        transpose(keys, d * SIDE, rows.pages, row)
+
+
+@T.inline
 def _append_tokens(sizes, rows, start, count, sink_query):
     """The queries of some tokens into `rotated`, their keys and values into their pages."""
     key = T.alloc_buffer((sizes.head_dim,), "float32")
@@ -139,6 +172,23 @@ def _append_tokens(sizes, rows, start, count, sink_query):
     for h in T.serial(sizes.kv_heads):
         for i in T.serial(count):
             _store_head(sizes, rows, start + i, h, key)
+
+
+@T.inline
+def _append_page(sizes, rows, start, count, sink_query):
+    """The same, of tokens that may fill a page."""
+    key = T.alloc_buffer((sizes.head_dim,), "float32")
+    left = T.alloc_buffer((1,), "int32")
+    left[0] = rows.slot[start] % PAGE + PAGE - count
+    for i in T.serial(count):
+        left[0] = left[0] | (rows.slot[start + i] - rows.slot[start] - i)
+    if left[0] == 0:
+        for i in T.serial(PAGE):
+            put_queries(sizes, rows.queries, start + i, sink_query)
+        for h in T.serial(sizes.kv_heads):
+            _store_page(sizes, rows, start, h, key)
+    else:
+        _append_tokens(sizes, rows, start, count, sink_query)
 
 
 @cache
@@ -168,6 +218,8 @@ def rope_append(
     heads, kv_heads, head_dim = sizes.heads, sizes.kv_heads, sizes.head_dim
     block = block_elements(sizes.kv_dtype, PAGE, head_dim)
     width, kv_width = (2 if sink_query else 1) * heads * head_dim, kv_heads * head_dim
+
+    append_some = _append_page if fills_pages(sizes) else _append_tokens
 
     def columns(x: Buffer, i: int, bias: Buffer) -> Columns:
         """Where queries (0), keys (1) or values (2) lie."""
@@ -215,7 +267,7 @@ def rope_append(
                 each: T.let[T.int32] = T.if_then_else(m >= LEAST_TOGETHER, TOGETHER, 1)
                 for i in T.parallel(T.ceildiv(m, each)):
                     align_stack()
-                    _append_tokens(sizes, rows, i * each, T.min(each, m - i * each), sink_query)
+                    append_some(sizes, rows, i * each, T.min(each, m - i * each), sink_query)
             else:
                 _append_tokens(sizes, rows, 0, m, sink_query)
 
