@@ -133,16 +133,14 @@ class QuantizedRows:
     @T.inline
     def store_group(self, Y, row, group, v, place, step):
         """Writes the planes and the sum of group `group` of a row, which is v[place]."""
-        q = T.alloc_buffer((GROUP,), "int16")
+        q = T.alloc_buffer((GROUP,), "int32")
         all_lanes = T.meta_var(lanes_at(0, GROUP))
         for i in T.unroll(4):
-            q[lanes_at(i * QUADS, QUADS)] = T.cast(
-                rounded(v[place, i, self.lane] * splat(step[0], QUADS), QUADS), f"int16x{QUADS}"
+            q[lanes_at(i * QUADS, QUADS)] = rounded(
+                v[place, i, self.lane] * splat(step[0], QUADS), QUADS
             )
         Y[row, lanes_at(group * QUADS, QUADS)] = pack_plane(self.isa, q[all_lanes], 0, GROUP)
         Y[row, lanes_at(self.k // 4 + group * QUADS, QUADS)] = pack_plane(
             self.isa, q[all_lanes], 1, GROUP
         )
-        Y[row, sums_start(self.k) + group] = halved_sum(
-            T.cast(q[all_lanes], f"int32x{GROUP}"), GROUP, "int32"
-        )
+        Y[row, sums_start(self.k) + group] = halved_sum(q[all_lanes], GROUP, "int32")

@@ -7,7 +7,9 @@
       scale = top / LIMIT                           of all its groups at once
       for g in groups of the stretch:
         q = round(v[g] / scale[g])
-        write planes of q; scale[g], sum of q, scale[g] * sum of q
+        write planes of q
+      for g in groups of the stretch:
+        write scale[g], sum of q, scale[g] * sum of q
 
 Each of these loops has short chains of instructions, so that a processor works on several groups at
 once: with one loop for all it waited for maxima and quotients.
@@ -25,7 +27,7 @@ from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.dot import Words
 from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
-from mlc_llm.kernels.cpu.vectors import fsplat, halved_sum, lanes_at, maxima, splat
+from mlc_llm.kernels.cpu.vectors import block_sums, fsplat, lanes_at, maxima, splat
 from mlc_llm.kernels.row_kinds import KINDS
 from mlc_llm.kernels.types import Buffer, Expr, Index
 from mlc_llm.record import record
@@ -72,14 +74,25 @@ def rounded(x: Expr, lanes: int) -> Expr:
 
 
 def pack_plane(isa: Isa, q: Expr, plane: int, group: int) -> Expr:
-    """The words of a plane; q: the integers of a group, of 16 bits each."""
+    """The words of a plane; q: the integers of a group, of 32 bits each."""
     quads = group // 4
+    halves = T.reinterpret(q, dtype=f"int16x{2 * group}")  # the lower ones are in even places
     if isa.sums == 1:
-        order = [(plane + odd) * quads + j for j in range(quads) for odd in (0, 2)]
-        return T.reinterpret(T.Shuffle([q], order), dtype=f"int32x{quads}")
-    part = T.cast(high_bytes(q, group) if plane == 0 else q, f"int8x{group}")
+        pairs = [(plane + odd) * quads + j for j in range(quads) for odd in (0, 2)]
+        return T.reinterpret(T.Shuffle([halves], [2 * i for i in pairs]), dtype=f"int32x{quads}")
     order = [i * quads + j for j in range(quads) for i in range(4)]
-    return T.reinterpret(T.Shuffle([part], order), dtype=f"int32x{quads}")
+    part = T.Shuffle([halves], [2 * i for i in order])
+    if plane == 0:
+        part = high_bytes(part, group)
+    return T.reinterpret(T.cast(part, f"int8x{group}"), dtype=f"int32x{quads}")
+
+
+def narrowed_sum(q: Expr, lanes: int, wanted: int) -> Expr:
+    """Sums of lanes of a vector, as many as are wanted."""
+    if lanes == wanted:
+        return q
+    half = f"int32x{lanes // 2}"
+    return narrowed_sum(T.vectorlow(half, q) + T.vectorhigh(half, q), lanes // 2, wanted)
 
 
 @record(eq=False)
@@ -133,8 +146,9 @@ class QuantizedRows:
             for i in T.serial(T.min(self.together, count - start)):
                 self.load_group(given, row, first + start + i, inv, v, i, top)
             self.find_scales(top, scale, step)
-            for i in T.serial(T.min(self.together, count - start)):
-                self.store_group(target, place, first + start + i, v, i, scale[i], step[i])
+            self.store_groups(
+                target, place, first + start, T.min(self.together, count - start), v, scale, step
+            )
 
     @T.inline
     def load_group(self, given, row, g, inv, v, i, top):
@@ -165,38 +179,61 @@ class QuantizedRows:
         )
 
     @T.inline
-    def store_group(self, target, place, g, v, i, scale, step):
-        """Rounds v[i] to integers; writes their planes as group g, and describes them."""
-        q = T.alloc_buffer((self.group,), "int16")
+    def store_groups(self, target, place, first, count, v, scale, step):
+        """Rounds v to integers; writes their planes as `count` groups, and describes them."""
+        whole = T.alloc_buffer((self.together * self.wide,), "int32")
+        high = T.alloc_buffer((self.together * self.wide,), "int32")
+        for i in T.serial(count):
+            self.store_group(target, place, first + i, v, i, step[i], whole, high)
+        if target.whole is not None:
+            self.describe(target, place, first, count, target.whole, whole, scale, 1)
+        if target.high is not None:
+            self.describe(target, place, first, count, target.high, high, scale, 256)
+
+    @T.inline
+    def store_group(self, target, place, g, v, i, step, whole, high):
+        """Writes the planes of v[i] as group g. whole[i], high[i]: sums of the integers and of
+        their high bytes, lane by lane."""
+        q = T.alloc_buffer((self.group,), "int32")
         Y, all_lanes = T.meta_var((target.buffer, lanes_at(0, self.group)))
-        q[all_lanes] = T.cast(
-            rounded(v[i, all_lanes] * splat(step, self.group), self.group), f"int16x{self.group}"
-        )
+        sums = T.meta_var(lanes_at(i * self.wide, self.wide))
+        q[all_lanes] = rounded(v[i, all_lanes] * splat(step, self.group), self.group)
         Y[target.at(place, g, self.lane)] = pack_plane(self.isa, q[all_lanes], 0, self.group)
         if target.planes == 2:
             low = T.meta_var(lanes_at(self.lanes, self.lanes))
             Y[target.at(place, g, low)] = pack_plane(self.isa, q[all_lanes], 1, self.group)
         if target.whole is not None:
-            self.describe(target, place, g, target.whole, q[all_lanes], scale)
+            whole[sums] = narrowed_sum(q[all_lanes], self.group, self.wide)
         if target.high is not None:
-            high = T.meta_var(high_bytes(q[all_lanes], self.group))
-            self.describe(target, place, g, target.high, high, scale * T.float32(256))
+            rounded_down = T.meta_var(
+                T.shift_right(
+                    q[all_lanes] + splat(T.int32(128), self.group), splat(T.int32(8), self.group)
+                )
+            )
+            high[sums] = narrowed_sum(rounded_down, self.group, self.wide)
 
     @T.inline
-    def describe(self, target, place, g, start, q, scale):
-        """Writes SCALE, SUM and SCALED_SUM of integers q from word `start` on; or SCALE and what
-        the target's weights need beside it."""
-        Y, fmt = T.meta_var((target.buffer, target.fmt))
-        sums: T.let[T.int32] = halved_sum(T.cast(q, f"int32x{self.group}"), self.group, "int32")
-        scaled = T.meta_var(T.reinterpret(T.cast(sums, "float32") * scale, dtype="int32"))
-        Y[target.at(place, g, start + SCALE)] = T.reinterpret(scale, dtype="int32")
-        if fmt is None:
-            Y[target.at(place, g, start + SUM)] = sums
-            Y[target.at(place, g, start + SCALED_SUM)] = scaled
-        else:
-            Y[target.at(place, g, start + 1)] = (
-                scaled if fmt.has_minimum else sums * T.int32(-fmt.offset)
-            )
+    def describe(self, target, place, first, count, start, partial, scale, factor):
+        """Writes SCALE, SUM and SCALED_SUM of `count` groups from word `start` on; or SCALE and
+        what the target's weights need beside it."""
+        sums = T.alloc_buffer((self.together,), "int32")
+        scales = T.alloc_buffer((self.together,), "float32")
+        scaled = T.alloc_buffer((self.together,), "float32")
+        Y, fmt, L = T.meta_var((target.buffer, target.fmt, self.together))
+        here, all_lanes = T.meta_var((lanes_at(0, L), L * self.wide))
+        sums[here] = block_sums(partial[lanes_at(0, all_lanes)], all_lanes, self.wide)
+        scales[here] = scale[here] * fsplat(float(factor), L)
+        scaled[here] = T.cast(sums[here], f"float32x{L}") * scales[here]
+        for i in T.serial(count):
+            g = T.meta_var(first + i)
+            Y[target.at(place, g, start + SCALE)] = T.reinterpret(scales[i], dtype="int32")
+            if fmt is None:
+                Y[target.at(place, g, start + SUM)] = sums[i]
+                Y[target.at(place, g, start + SCALED_SUM)] = T.reinterpret(scaled[i], dtype="int32")
+            elif fmt.has_minimum:
+                Y[target.at(place, g, start + 1)] = T.reinterpret(scaled[i], dtype="int32")
+            else:
+                Y[target.at(place, g, start + 1)] = sums[i] * T.int32(-fmt.offset)
 
 
 class SharedRows(QuantizedRows):

@@ -129,17 +129,29 @@ def reduce_max(buffer: Buffer, lanes: int, row: Index | None = None) -> Expr:
 
 
 def maxima(x: Expr, lanes: int, block: int) -> Expr:
-    """The largest lane of each block of a vector of 32-bit integers; both counts are powers of
-    two. Blocks are folded side by side, which takes fewer instructions than one by one."""
+    """The largest lane of each block of a vector; both counts are powers of two. Blocks are folded
+    side by side, which takes fewer instructions than one by one."""
+    return _fold_blocks(T.max, x, lanes, block)
+
+
+def block_sums(x: Expr, lanes: int, block: int) -> Expr:
+    """The sums of the blocks of a vector, as `maxima`; of whole numbers, in whatever order."""
+    return _fold_blocks(lambda a, b: a + b, x, lanes, block)
+
+
+def _fold_blocks(combine: Callable[[Expr, Expr], Expr], x: Expr, lanes: int, block: int) -> Expr:
+    """Combines the halves of each block, until one lane of it is left."""
     if block == 1:
         return x
     half = block // 2
     lower = [start + i for start in range(0, lanes, block) for i in range(half)]
     upper = [lane + half for lane in lower]
-    return named(
-        x,
-        lambda x: maxima(T.max(Shuffle([x], lower), Shuffle([x], upper)), lanes // 2, half),
-    )
+
+    def folded(x: Expr) -> Expr:
+        halves = combine(Shuffle([x], lower), Shuffle([x], upper))
+        return _fold_blocks(combine, halves, lanes // 2, half)
+
+    return named(x, folded)
 
 
 def reduce_sum(buffer: Buffer, lanes: int, row: Index | None = None) -> Expr:
