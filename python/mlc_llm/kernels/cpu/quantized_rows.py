@@ -27,8 +27,9 @@ from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.dot import Words
 from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
+from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
 from mlc_llm.kernels.cpu.vectors import block_sums, fsplat, lanes_at, maxima, splat
-from mlc_llm.kernels.row_kinds import KINDS
+from mlc_llm.kernels.row_kinds import KINDS, input_width
 from mlc_llm.kernels.types import Buffer, Expr, Index
 from mlc_llm.record import record
 
@@ -40,6 +41,8 @@ DESCRIPTION = 3
 """How many they are."""
 STRETCH = 128
 """Columns of a stretch. Their buffers are on the stack, where TVM keeps less than a KiB."""
+LINE, AHEAD = LINE_BYTES // 4, 2 * STRETCH
+"""Columns of a cache line, and how far ahead a row is asked for."""
 ROW, PLACE, FIRST, COUNT = range(4)
 """What a thread keeps of its part of a row, in a buffer: TVM writes a number with a name out
 wherever it is read, and a quotient whose sign it cannot tell is a long expression."""
@@ -151,9 +154,19 @@ class QuantizedRows:
             )
 
     @T.inline
+    def ask(self, given, row, g):
+        """Asks for what comes behind group g, in this row or the next one. Many rows come from
+        another core, and the processor's own prefetching was late for them."""
+        for half in T.unroll(input_width(self.kind, self.k) // self.k):
+            for line in T.unroll(-(-self.group // LINE)):
+                column = T.meta_var(half * self.k + g * self.group + line * LINE)
+                T.evaluate(prefetch(given.x, row, column + AHEAD))
+
+    @T.inline
     def load_group(self, given, row, g, inv, v, i, top):
         """Loads group g to v[i]; top[i]: the bits of largest magnitudes, lane by lane."""
         most = T.meta_var(lanes_at(i * self.wide, self.wide))
+        self.ask(given, row, g)
         for j in T.unroll(self.group // self.wide):
             lanes = T.meta_var(lanes_at(j * self.wide, self.wide))
             v[i, lanes] = load(
