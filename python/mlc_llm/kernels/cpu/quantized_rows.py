@@ -66,9 +66,10 @@ def magnitude(x: Expr, lanes: int) -> Expr:
     return T.reinterpret(T.abs(x), dtype=f"int32x{lanes}")
 
 
-def high_bytes(q: Expr, lanes: int) -> Expr:
-    """The high bytes of integers of 16 bits, rounded so that the low bytes are signed."""
-    return T.shift_right(q + splat(T.int16(128), lanes), splat(T.int16(8), lanes))
+def high_bytes(q: Expr, lanes: int, number: Callable[[int], Expr] = T.int16) -> Expr:
+    """The high bytes of integers of 16 bits, rounded so that the low bytes are signed. number:
+    makes integers of the type that holds them."""
+    return T.shift_right(q + splat(number(128), lanes), splat(number(8), lanes))
 
 
 def rounded(x: Expr, lanes: int) -> Expr:
@@ -218,11 +219,7 @@ class QuantizedRows:
         if target.whole is not None:
             whole[sums] = narrowed_sum(q[all_lanes], self.group, self.wide)
         if target.high is not None:
-            rounded_down = T.meta_var(
-                T.shift_right(
-                    q[all_lanes] + splat(T.int32(128), self.group), splat(T.int32(8), self.group)
-                )
-            )
+            rounded_down = T.meta_var(high_bytes(q[all_lanes], self.group, T.int32))
             high[sums] = narrowed_sum(rounded_down, self.group, self.wide)
 
     @T.inline
