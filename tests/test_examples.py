@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+COMPILES = ("adapters", "draft_head", "images", "long_context")
+"""Examples that compile a library of their own, for 5 to 10 seconds; `--slow` runs them."""
 
 PRINTS = {
     "async_chats": r"\A(answer: .*\n){20}begins: .{20,}",
@@ -33,7 +35,13 @@ PRINTS = {
 
 @pytest.mark.model
 @pytest.mark.usefixtures("default_model")
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(one, id=one.stem, marks=[pytest.mark.slow] * (one.stem in COMPILES))
+        for one in EXAMPLES
+    ],
+)
 def test_example_runs(example: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(example)], capture_output=True, text=True, check=False, timeout=300

@@ -81,6 +81,7 @@ def test_kernels_without_a_faster_way_refuse(tiny_models: TinyModels, name: str,
         tiny_models.runner(name, isa, precision="fast")
 
 
+@pytest.mark.slow
 def test_libraries_for_one_precision_refuse_another(tiny_models: TinyModels) -> None:
     if missing_features("vnni"):
         pytest.skip("no vnni here")

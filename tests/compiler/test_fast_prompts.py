@@ -18,11 +18,11 @@ WATCH = Sampling(temperature=0, top_logprobs=20)
 @pytest.fixture(
     params=[
         pytest.param(("plain", "vnni"), id="plain-vnni"),
-        pytest.param(("plain", "avx-vnni"), id="plain-avx-vnni"),
+        pytest.param(("plain", "avx-vnni"), id="plain-avx-vnni", marks=pytest.mark.slow),
         pytest.param(("plain", "amx"), id="plain-amx", marks=pytest.mark.slow),
         pytest.param(("two-heads", "amx"), id="two-heads-amx"),
         pytest.param(("two-heads", "vnni-bf16"), id="two-heads-vnni-bf16"),
-        pytest.param(("bfloat16", "vnni-bf16"), id="bfloat16-vnni-bf16"),
+        pytest.param(("bfloat16", "vnni-bf16"), id="bfloat16-vnni-bf16", marks=pytest.mark.slow),
         pytest.param(("floats", "vnni-bf16"), id="floats-vnni-bf16", marks=pytest.mark.slow),
     ]
 )
@@ -98,6 +98,7 @@ def test_too_few_pages_for_both_parts_of_a_row(runner: ModelRunner) -> None:
     assert runner.free_pages == 2
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("name", "isa"), [("plain", "portable"), ("floats", "vnni"), ("plain", "avx2")]
 )

@@ -27,7 +27,7 @@ def resident(path: Path) -> int:
     return 1024 * total
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize("kernels", ["portable", "vnni", "reference"])
 @pytest.mark.parametrize("kind", ["BF16", "F16", "Q8_0"])
 def test_packing_takes_little_memory(tmp_path: Path, kernels: str, kind: str) -> None:

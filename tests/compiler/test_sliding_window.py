@@ -30,7 +30,7 @@ def expected(models: TinyModels, text: str, window: Window) -> npt.NDArray[np.fl
     return reference.logits(TEXTS[text])
 
 
-@pytest.mark.one_of(4)
+@pytest.mark.one_of(8)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("isa", EACH_ISA)
 def test_logits_and_chunks(tiny_models: TinyModels, isa: str, window: Window) -> None:

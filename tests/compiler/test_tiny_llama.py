@@ -152,6 +152,7 @@ def test_company_does_not_matter(tiny_models: TinyModels, isa: str) -> None:
         assert sample == alone(tiny_models, isa, prompts[seq_id] + news[seq_id])
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("length", [1, 16, 20, 37])
 @pytest.mark.parametrize("isa", EACH_ISA)
 def test_forks_go_their_own_way(tiny_models: TinyModels, isa: str, length: int) -> None:
@@ -168,6 +169,7 @@ def test_forks_go_their_own_way(tiny_models: TinyModels, isa: str, length: int) 
     assert third == alone(tiny_models, isa, [*prompt[:length], 13, 14, 15])
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("back", [1, 5, 21, 40])
 @pytest.mark.parametrize("isa", EACH_ISA)
 def test_rolling_back_forgets(tiny_models: TinyModels, isa: str, back: int) -> None:

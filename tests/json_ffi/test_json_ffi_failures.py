@@ -446,6 +446,7 @@ def program(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("code", ["", "sys.exit(0)", "engine.terminate()", "del engine"])
 def test_a_program_with_an_open_stream_ends(code: str) -> None:
     done = program(code)

@@ -80,6 +80,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield model
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("code", [STREAMS, GENERATE, OWN_LOOPS], ids=["streams", "sync", "loops"])
 def test_with_daemon_threads_in_an_engine(
     code: str, tiny: Path, pytestconfig: pytest.Config

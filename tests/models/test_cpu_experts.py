@@ -23,7 +23,7 @@ WORST = {"portable": 1e-4}
 WATCH = Sampling(temperature=0, top_logprobs=20)
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize(("name", "kernels"), in_turn(EXPERTS, HERE))
 def test_logits_against_numpy(tmp_path: Path, name: str, kernels: str) -> None:
     case = CASES[name]
@@ -42,6 +42,7 @@ def run(runner: ModelRunner, *rows: tuple[int, list[int]]) -> list[Sampled]:
     return [sample for (sample,) in output.samples]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("kernels", HERE)
 def test_company_does_not_matter(tmp_path: Path, kernels: str) -> None:
     _, file, plan = planned(tmp_path, CASES["experts in blocks of 4 bits"])

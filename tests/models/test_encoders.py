@@ -32,6 +32,7 @@ def runner_of_tiny(encoder: TinyEncoder, folder: Path, kernels: str | None) -> E
     return runner_of(encoder.write(folder / "tiny.gguf"), folder, kernels)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [("bert", "reference"), ("one type", None), ("nomic-bert", "reference"),

@@ -368,7 +368,7 @@ def planned(folder: Path, case: Case) -> tuple[Path, GGUFFile, WeightPlan]:
     return folder / "model.gguf", file, plan
 
 
-@pytest.mark.one_of(8)
+@pytest.mark.one_of(16)
 @pytest.mark.parametrize("name", CASES)
 def test_feature_against_numpy(tmp_path: Path, name: str) -> None:
     case = CASES[name]
@@ -395,7 +395,7 @@ ON_CPU = [
 """Those with experts have tests of their own."""
 
 
-@pytest.mark.one_of(8)
+@pytest.mark.one_of(16)
 @pytest.mark.parametrize(("name", "kernels"), in_turn(ON_CPU, WORST_OF_CPU))
 def test_cpu_kernels_against_numpy(tmp_path: Path, name: str, kernels: str | None) -> None:
     """All chunk sizes give the same bits."""

@@ -22,6 +22,7 @@ SHAPES = (
 )  # fmt: skip
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("which", "kernels"), every_other(range(len(SHAPES)), ["reference", "portable"])
 )

@@ -26,6 +26,7 @@ def expected(model: Path) -> Answers:
     return alone(model, "portable")
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("limits", [{}, {"max_num_sequence": 1}, NARROW], ids=["", "one", "narrow"])
 def test_the_same_texts(model: Path, expected: Answers, limits: dict[str, int]) -> None:
     drafting = Opened(model, "portable", speculative_mode="prompt_lookup", **limits)

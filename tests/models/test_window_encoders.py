@@ -28,6 +28,7 @@ GEMMA = TinyWindowEncoder("gemma-embedding", window=40, projections=(72, 24))
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("encoder", "kernels"),
     [

@@ -87,6 +87,7 @@ def adapted(models: TinyModels, name: str, isa: str) -> ModelRunner:
     return runner
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(("isa", "name"), EACH)
 def test_an_adapter_is_the_merged_model(tiny_models: TinyModels, isa: str, name: str) -> None:
     runner = adapted(tiny_models, name, isa)

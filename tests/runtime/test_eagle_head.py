@@ -70,6 +70,7 @@ def agree(found: list[Sampled], wanted: list[np.ndarray], atol: float) -> float:
     return worst
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("name", "kernels", "atol"),
     [

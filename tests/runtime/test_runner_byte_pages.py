@@ -29,7 +29,7 @@ def runner(tiny_models: TinyModels, request: pytest.FixtureRequest) -> ModelRunn
     return tiny_models.runner("plain", request.param, kv_cache="int8")
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.slow
 def test_the_reference_kernels_agree(tiny_models: TinyModels, runner: ModelRunner) -> None:
     """What is left between them is what exact pages leave, and an element whose whole number
     is the neighbour of the other one's."""

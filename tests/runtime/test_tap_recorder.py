@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from decoder_reference import ReferenceDecoder
 from tiny_models import TinyModels
 
@@ -26,6 +27,7 @@ CONFIG = EngineConfig(
 GREEDY = Sampling(temperature=0.0)
 
 
+@pytest.mark.slow
 def test_each_text_comes_with_the_vectors_of_all_its_tokens(tiny_models: TinyModels) -> None:
     path, taps = tiny_models.path("plain"), (0, 1, 2)
     heard: list[Recorded] = []

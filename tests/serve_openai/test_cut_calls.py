@@ -49,6 +49,7 @@ def said(choice: ChatCompletionResponseChoice) -> list[str]:
     return [one.function.arguments for one in choice.message.tool_calls or ()]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("family", [*FAMILIES, "harmony"])
 def test_a_stop_string_at_any_place(family: str) -> None:
     chat, form = chat_of(family)
@@ -64,6 +65,7 @@ def test_a_stop_string_at_any_place(family: str) -> None:
     assert (reasons[0], reasons[-1]) == ("stop", "tool_calls")
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("family", SEVERAL)
 def test_a_stop_string_in_a_second_call(family: str) -> None:
     chat, form = chat_of(family)

@@ -39,6 +39,7 @@ def prompt(source: str, arguments: str, tools: Any = TOOLS) -> str:
     return Chat({"messages": history(arguments), "tools": tools}, jinja(source)).prompt
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("arguments", ODD)
 def test_a_template_that_shows_no_calls(family: str, arguments: str) -> None:

@@ -73,7 +73,7 @@ def check_calls(calls: Any, names: set[str]) -> None:
         assert values.get("exact", True) in (True, False)
 
 
-@pytest.mark.one_of(4)
+@pytest.mark.one_of(8)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("thinking", THINKING)
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
@@ -97,7 +97,7 @@ def test_a_forced_call_always_parses(family: str, thinking: str, choice: Any) ->
             assert message.tool_calls is not None and len(message.tool_calls) <= most
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("thinking", THINKING)
 @pytest.mark.parametrize("wanted", [None, JSON_OBJECT], ids=["text", "json"])

@@ -47,6 +47,7 @@ TYPES: dict[str, tuple[Any, tuple[type, ...]]] = {
 }
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", TYPES)
 def test_an_argument_of_any_kind_of_schema(family: str, name: str) -> None:
@@ -57,6 +58,7 @@ def test_an_argument_of_any_kind_of_schema(family: str, name: str) -> None:
         assert values.keys() == {"a"} and isinstance(values["a"], kinds)
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", [[], {"a": 1}, [["string"]], ["text"], 5, None])
 def test_a_type_that_is_none_is_refused(family: str, kind: Any) -> None:
@@ -140,6 +142,7 @@ ITSELF: dict[str, Any] = {
 """Schemas that refer to themselves, as zod makes them where it meets the same one again."""
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", ITSELF)
 def test_a_reference_to_a_part_of_the_schema(family: str, name: str) -> None:

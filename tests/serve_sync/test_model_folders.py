@@ -46,6 +46,7 @@ def folder(gguf: Path) -> Folder:
     return folder_of(gguf)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_packed_weights_are_those_of_the_gguf_file(

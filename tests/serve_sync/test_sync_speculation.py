@@ -140,7 +140,7 @@ def expected(plain: Opened) -> dict[str, Any]:
     return {name: plain.ask(config, together=False) for name, config in CONFIGS.items()}
 
 
-@pytest.mark.one_of(7)
+@pytest.mark.one_of(14)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_same_answers(expected: dict[str, Any], eager: Eager, name: str) -> None:
     config, before = CONFIGS[name], eager.wide.spec()[0]

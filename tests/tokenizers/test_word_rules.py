@@ -72,6 +72,7 @@ def words_of(expressions: tuple[str, ...], text: str) -> list[str]:
     return ["".join(CHARACTERS[byte] for byte in word.encode()) for word in words]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_words_are_those_of_llama_cpp(name: str) -> None:
     rule = RULES[name]

@@ -50,6 +50,7 @@ def test_more_layers_make_no_more_tensors(tmp_path: Path, kinds: dict[str, str])
     assert few == many != []
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("kernels", ["avx2", "vnni", "amx"])
 @pytest.mark.parametrize("apart", [(1,), (0, 2)])
 def test_experts_behind_values_of_another_type(kernels: str, apart: tuple[int, ...]) -> None:

@@ -58,6 +58,7 @@ def test_a_step_is_one_launch(tiny_models: TinyModels, fake: dict[str, str], nam
             assert len(copies) == 2, "the tables go up, and the tokens come down"
 
 
+@pytest.mark.slow
 def test_steps_overlap(tiny_models: TinyModels, fake: dict[str, str]) -> None:
     said = run_in_fake(fake, overlap, *folders(tiny_models, "one-layer"))
     calls, alive = json.loads(said.splitlines()[-1])
@@ -87,6 +88,7 @@ def test_graphs_go_where_memory_lacks(tiny_models: TinyModels, fake: dict[str, s
     assert made >= 6 and left == 1
 
 
+@pytest.mark.slow
 def test_a_refused_graph_costs_no_step(tiny_models: TinyModels, fake: dict[str, str]) -> None:
     found = json.loads(run_in_fake(fake, refused, *folders(tiny_models, "one-layer")))
     warned = [(name, words) for name, words in found if words]
@@ -104,6 +106,7 @@ def test_nothing_is_allocated_in_capture(tiny_models: TinyModels, fake: dict[str
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_right", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_script_that_checks_a_gpu(
     tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path, is_right: bool

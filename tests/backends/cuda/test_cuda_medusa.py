@@ -23,6 +23,7 @@ from mlc_llm.models.registry import read_gguf
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++, which compiles kernels")
 
 
+@pytest.mark.slow
 def test_each_head_drafts_what_numpy_does(fake: dict[str, str], tmp_path: Path) -> None:
     heads = TinyMedusa(blocks=2, heads=2, prefix="medusa_head.")
     files, weights = open_medusa(heads.write(tmp_path / "heads")), tmp_path / "weights"

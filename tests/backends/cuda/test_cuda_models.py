@@ -65,6 +65,7 @@ def test_a_row_does_not_depend_on_others(tiny_models: TinyModels, fake: dict[str
     run_in_fake(fake, rows, str(library), str(weights))
 
 
+@pytest.mark.slow
 def test_texts_of_an_engine(tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path) -> None:
     model, library = str(tiny_models.path("plain")), str(built(tiny_models, "plain"))
     settings = {"MLC_LLM_HOME": str(tmp_path)}
@@ -81,6 +82,7 @@ MENDED = ("", *GIVING_BACK, *MENDED_BY_TVM, "cudaMemcpyAsync", "cudaEventRecord"
 """Functions whose failure may end no request: a step that failed is computed again."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize("loses", [0, 1])
 def test_a_call_may_fail_while_requests_run(
@@ -112,6 +114,7 @@ def test_a_call_may_fail_while_an_engine_opens(
         assert not any(alive), (failed, error)
 
 
+@pytest.mark.slow
 def test_two_engines_on_one_gpu(
     tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path
 ) -> None:

@@ -81,7 +81,7 @@ SAID = {
 }
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("program", SAID)
 def test_a_rank_that_is_lost(
     tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path, program: object

@@ -53,7 +53,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("case", CASES)
 def test_a_fault_ends_all_ranks(fake: dict[str, str], case: str) -> None:
     """With its reason, soon; and nothing waits for the GPU any more."""

@@ -58,7 +58,7 @@ def rounding(kind: str, x: Array) -> Array | float:
     return accumulated(K // 8 + 12) if kind == "norm" else 0.0
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("m", [1, 2, 3, 5])
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("kind", ["plain", "norm", "silu"])

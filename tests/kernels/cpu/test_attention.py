@@ -69,6 +69,7 @@ def test_many_rows_that_decode(isa: Isa) -> None:
     check(isa, (9, 3, 64), rows)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("batch", BATCHES)
 @each_isa_and("shape", SHAPES)
 def test_against_float64(isa: Isa, shape: tuple[int, int, int], batch: str) -> None:
@@ -95,7 +96,7 @@ def test_windows(isa: Isa, window: Window) -> None:
 TEXTS: Rows = [(i, 0, length) for i, length in enumerate(LENGTHS)]
 
 
-@pytest.mark.one_of(11)
+@pytest.mark.one_of(22)
 @pytest.mark.parametrize("reach", [0, 5, 16, 40, 127, 1000])
 @each_isa_and("shape", [(9, 3, 64), (2, 2, 64), (8, 1, 64)])
 def test_windows_on_both_sides(isa: Isa, shape: tuple[int, int, int], reach: int) -> None:
@@ -140,7 +141,7 @@ def test_more_shapes(isa: Isa, shape: tuple[int, int, int]) -> None:
     check_alone(isa, shape)
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.one_of(4)
 @each_isa_and("head_dim", SIZES)
 def test_head_sizes(isa: Isa, head_dim: int) -> None:
     check(isa, (2, 1, head_dim), BATCHES["mixed"])

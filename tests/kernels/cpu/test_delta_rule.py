@@ -43,6 +43,7 @@ def unit(x: Array) -> Array:
     return np.asarray(x / np.sqrt((x**2).sum(axis=-1, keepdims=True) + SMALLEST))
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("name", ROWS)
 @each_isa()

@@ -62,7 +62,7 @@ def check(isa: Isa, shape: ExpertShape, load: tuple[int, ...], width: int, first
     assert np.isnan(np.delete(y, np.s_[first : first + shape.n], axis=1)).all()
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @each_isa_and("kind", KINDS)
 def test_rows_meet_the_matrix_of_their_expert(isa: Isa, kind: str) -> None:
     fmt = format_of_kind(kind, half=isa.half, fixed_point=isa.amx_tiles)
@@ -79,6 +79,7 @@ def test_tiles_and_vectors_have_the_same_bits(isa: Isa, kind: str) -> None:
         check(isa, ExpertShape(EXPERTS, ROWS, COLUMNS, fmt), load, ROWS, 0)
 
 
+@pytest.mark.one_of(3)
 @each_isa_and("kind", ["Q4_0", "F32"])
 def test_into_a_part_of_the_columns(isa: Isa, kind: str) -> None:
     fmt = format_of_kind(kind, half=isa.half, fixed_point=isa.amx_tiles)

@@ -47,7 +47,7 @@ def outcome(
     return attend(isa, heads, cache, rows, q, window=window, fast=fast)
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("window", [ALL, (1, 0), (40, 1), (20, 150), (130, 0)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 @each_isa

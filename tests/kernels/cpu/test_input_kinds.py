@@ -74,7 +74,7 @@ def bound_of(x: Array) -> Array:
     return 2e-6 * (1 + np.abs(x.astype(np.float64)).max(axis=1, keepdims=True)) ** 2
 
 
-@pytest.mark.one_of(4)
+@pytest.mark.one_of(8)
 @pytest.mark.parametrize("fmt", [G32, G16, PLAIN, FIXED], ids=["g32", "g16", "floats", "fixed"])
 @each_isa_and("kind", NEWER)
 def test_against_float64(isa: Isa, kind: str, fmt: WeightFormat) -> None:

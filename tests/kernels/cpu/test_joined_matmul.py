@@ -33,7 +33,7 @@ def rows_of(kind: str, m: int, k: int) -> Array:
     return activations(m, 2 * k if KINDS[kind].is_gated else k)
 
 
-@pytest.mark.one_of(12)
+@pytest.mark.one_of(24)
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "norm", "layer_norm", "silu", "silu_biased"])
 @pytest.mark.parametrize("of", ["Q4_0", "Q4_1", "Q6_K"])

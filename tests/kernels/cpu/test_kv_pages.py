@@ -34,7 +34,7 @@ def sizes_of(isa: Isa, shape: tuple[int, int, int], dim: int | None = None) -> H
     return Heads(*shape, isa.kv_dtype, shape[2] ** -0.5, shape[2] if dim is None else dim)
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("shape", [(2, 2, 64), (9, 3, 64), (4, 1, 128), (4, 2, 16)], ids=str)
 @each_isa()
@@ -77,7 +77,7 @@ def test_rope_append(isa: Isa, shape: tuple[int, int, int], joined: bool) -> Non
         assert (values[page, :, at] == old_values[page, :, at]).all()
 
 
-@pytest.mark.one_of(7)
+@pytest.mark.one_of(14)
 @pytest.mark.parametrize("scaling", [None, (0.3, 3)], ids=["", "scaled"])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "biased"])
 @pytest.mark.parametrize("head_dim, dim", [(16, 0), (16, 4), (80, 20), (80, 32), (96, 72)])
@@ -115,6 +115,7 @@ def test_parts_of_heads_biases_and_scales(
         assert (value == v[token, 0].astype(pages.dtype)).all()
 
 
+@pytest.mark.one_of(3)
 @each_isa()
 def test_a_second_query_for_sinks(isa: Isa) -> None:
     """It is turned by a row of its own; keys, values and the first query are as ever."""
@@ -135,7 +136,7 @@ def test_a_second_query_for_sinks(isa: Isa) -> None:
     assert same.tobytes() == pages.tobytes()
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("sink_query", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("dim", [0, 8, 16])
 @each_isa()

@@ -139,7 +139,7 @@ def operations(isa: Isa, fmt: WeightFormat) -> int:
     return columns(fmt) + 5
 
 
-@pytest.mark.one_of(4)
+@pytest.mark.one_of(8)
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa(with_avx_vnni=True)
 def test_product(isa: Isa, kind: str) -> None:
@@ -156,7 +156,7 @@ def test_product(isa: Isa, kind: str) -> None:
         assert (y[:, ROWS:] == 0).all(), "padding"
 
 
-@pytest.mark.one_of(6)
+@pytest.mark.one_of(12)
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa()
 def test_accumulating_adds_the_very_same_product(isa: Isa, kind: str) -> None:
@@ -172,7 +172,7 @@ def test_accumulating_adds_the_very_same_product(isa: Isa, kind: str) -> None:
         )
 
 
-@pytest.mark.one_of(8)
+@pytest.mark.one_of(16)
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa(with_avx_vnni=True)
@@ -199,7 +199,7 @@ def many(isa: Isa, kind: str, m: int) -> tuple[Weights, Array]:
     return Weights(packed, exact, exact), few[np.arange(m) * 3 % 7]
 
 
-@pytest.mark.one_of(4)
+@pytest.mark.one_of(8)
 @pytest.mark.parametrize(
     ("kind", "m", "add"),
     [("Q4_0", 64, False), ("Q4_1", 67, True), ("Q6_K", 70, False), ("Q8_0", 530, True)],
@@ -215,7 +215,7 @@ def test_many_fast_rows_have_the_bits_of_few(isa: Isa, kind: str, m: int, add: b
         assert y[:fast].tobytes() == few[np.arange(fast) % 7].tobytes(), f"{fast} fast rows"
 
 
-@pytest.mark.one_of(4)
+@pytest.mark.one_of(8)
 @pytest.mark.parametrize(
     ("kind", "m", "add"),
     [
@@ -258,6 +258,7 @@ def test_blocks_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
         assert ys[0][:, BLOCK:].tobytes() == ys[2].tobytes(), f"{m} rows"
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q6_K"])
 @each_isa(with_avx_vnni=True)
 def test_largest_numbers_do_not_overflow(isa: Isa, kind: str) -> None:
@@ -277,6 +278,7 @@ def test_largest_numbers_do_not_overflow(isa: Isa, kind: str) -> None:
     assert np.abs(y / 3 - x / 3 @ exact.T).max() <= 1e-4 * k * top
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "F16"])
 @each_isa()
 def test_not_a_number_stays_in_its_row(isa: Isa, kind: str) -> None:
@@ -323,7 +325,7 @@ def refuses_fast_rows(isa: Isa, kind: str) -> None:
         matmul(padded_rows(ROWS), columns(fmt), fmt, isa, accumulate=False, fast=True)
 
 
-@pytest.mark.one_of(6)
+@pytest.mark.one_of(12)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FLOATS])
 @each_isa(with_avx_vnni=True, where=lambda isa: isa.sums == 2 and not isa.amx_tiles)
 def test_fast_rows(isa: Isa, kind: str) -> None:
@@ -354,6 +356,7 @@ def test_one_plane_is_what_fast_rows_are(isa: Isa, kind: str) -> None:
         assert product(one_plane, w, x[:count]).tobytes() == fast[:count].tobytes(), f"{count} rows"
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])
 @each_isa(where=lambda isa: isa.lanes == 16 and not isa.amx_tiles)
 def test_a_row_that_asks_ahead_keeps_its_bits(
@@ -376,6 +379,7 @@ def _high_values(isa: Isa, w: Weights, x: Array) -> Array:
     return values.reshape(x.shape)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
 @each_isa(where=lambda isa: isa.sums == 2 and not isa.amx_tiles)
 def test_fast_rows_are_added_too(isa: Isa, kind: str) -> None:

@@ -97,6 +97,7 @@ def test_fast_rows_come_first(kind: str) -> None:
         assert mixed[count:].tobytes() == exact[count:].tobytes()
 
 
+@pytest.mark.one_of(2)
 @needs_bf16
 @pytest.mark.parametrize("fast", [None, 3])
 @pytest.mark.parametrize("kind", KINDS)

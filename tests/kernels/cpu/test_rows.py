@@ -35,7 +35,7 @@ def test_columns_are_spread(isa: Isa) -> None:
     assert (y == np.pad(known, ((0, 0), (0, total - count)))).all()
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [6, 6 * MANY])
 @each_isa()

@@ -26,6 +26,7 @@ def reference(thirds: Array, weight: Array, before: Array) -> tuple[Array, Array
     return c * np.array(sums), known[len(known) - kernel + 1 :]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("kernel", [2, 3, 7])
 @each_isa()

@@ -30,7 +30,7 @@ def packed(fmt: WeightFormat, k: int) -> Array:
     return np.asarray(pack(values, fmt).tensor)
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("one_plane", [False, True])
 @pytest.mark.parametrize("k", [K_BLOCK - 32, PART + 256])
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])

@@ -12,6 +12,7 @@ from mlc_llm.kernels.cpu.vector_pages import keep, kept
 PAGE, DIM, WIDTH = 16, 32, 160
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("kv_heads", [1, 2, 3])
 @each_isa()
 def test_vectors_come_back(isa: Isa, kv_heads: int) -> None:

@@ -47,7 +47,7 @@ def instructions(code: str) -> Counter[str]:
     return Counter(re.findall(r"^\t(v\w+)\b", code, re.MULTILINE))
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_are_multiplied_four_at_once_and_sums_stay_in_registers(kind: str) -> None:
     code = assembly(VNNI, kind)
@@ -57,7 +57,7 @@ def test_bytes_are_multiplied_four_at_once_and_sums_stay_in_registers(kind: str)
     assert len(others) >= 1 and not any(others) and few <= ON_STACK.get(kind, 0)
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_pairs_are_multiplied_where_there_is_nothing_better(kind: str) -> None:
     found = instructions(assembly(AVX2, kind))
@@ -65,7 +65,7 @@ def test_pairs_are_multiplied_where_there_is_nothing_better(kind: str) -> None:
     assert found["vcvtph2ps"] > 0
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_are_multiplied_without_avx512(kind: str) -> None:
     code = assembly(AVX_VNNI, kind)
