@@ -40,7 +40,7 @@ def picture(seed: int, tokens: int = TOKENS) -> Picture:
 
 
 def harness(**more: Any) -> Harness:
-    return Harness(FakeRunner(image_tokens=TOKENS, **more), EngineConfig(), images=Reader())
+    return Harness(FakeRunner(whole_images=True, **more), EngineConfig(), images=Reader())
 
 
 def ask(engine: Harness, name: str, *parts: int | list[int], **config: Any) -> None:

@@ -20,7 +20,7 @@ def touch(folder: Path, *names: str) -> Path:
 
 def test_none_is_the_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path("some") / "Model.Q4_1.gguf"
-    monkeypatch.setattr(model_source, "packaged_file", lambda wanted, show: path)
+    monkeypatch.setattr(model_source, "packaged_file", lambda wanted: path)
     assert resolve_model(None) == ModelSource(path, "gguf", "Model.Q4_1")
 
 

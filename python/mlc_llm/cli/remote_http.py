@@ -62,17 +62,16 @@ class Address:
 class RemoteServer:
     """A server. Any thread may call it."""
 
-    def __init__(self, address: Address, key: str | None, *, silence_s: float = SILENCE_S) -> None:
+    def __init__(self, address: Address, key: str | None) -> None:
         """key: sent as `Authorization: Bearer`."""
         self.address = address
-        self._silence_s = silence_s
         self._headers = {"accept": "application/json, text/event-stream"}
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
 
     def models(self) -> list[dict[str, Any]]:
         """The entries of its list of models. Raises `MLCError`."""
-        connection = self.address.connect(self._silence_s)
+        connection = self.address.connect(SILENCE_S)
         try:
             found = parse_json(
                 _whole(self._reply(connection, "GET", "/models", None)), "the models"
@@ -140,7 +139,7 @@ class EventReader:
 
     def _run(self) -> None:
         try:
-            self._connection = self._server.address.connect(self._server._silence_s)
+            self._connection = self._server.address.connect(SILENCE_S)
             try:
                 self._read(self._connection)
             finally:

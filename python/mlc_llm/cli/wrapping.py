@@ -74,11 +74,8 @@ class WordWrap:
 class WrappedOutput(Output):
     """Breaks the lines on a terminal between words. A pipe gets the text as it is."""
 
-    def __init__(
-        self, stream: TextIO | None = None, width: Callable[[], int] | None = None
-    ) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__(stream)
-        self._width = width or (lambda: shutil.get_terminal_size().columns)
         self._wrap = WordWrap(_columns)
 
     def write(self, text: str) -> None:

@@ -98,13 +98,11 @@ def prepare(
     return Prepared(plan, backend, library, _weights(work, content, rebuild))
 
 
-def prepare_weights(
-    model: ModelFiles, kernels: str | None = None, *, show: ShowProgress = progress
-) -> Path:
+def prepare_weights(model: ModelFiles, kernels: str | None = None) -> Path:
     """The packed weights alone, for a library that is there already. As `prepare`."""
     backend, plan = choose_backend(kernels), model.plan()
     backend.check(plan.spec)
-    return _weights(_Work(model, plan, backend, show), content_of_model(model), rebuild=False)
+    return _weights(_Work(model, plan, backend, progress), content_of_model(model), rebuild=False)
 
 
 def _weights(work: _Work, content: str, rebuild: bool) -> Path:
@@ -128,14 +126,13 @@ def compile_library(
     vocab_size: int | None = None,
     windowed: bool = False,
     triple: str | None = None,
-    show: ShowProgress = progress,
 ) -> None:
     """Compile a model's library into a folder, which exists. triple: an LLVM triple of another
     system. The other arguments are those of `prepare`. Raises UnsupportedModel, ModelFileError,
     InvalidField, CompileError."""
     plan = _plan(model, vocab_size, windowed)
     backend.check(plan.spec)
-    _build(plan, backend, folder, show, triple=triple)
+    _build(plan, backend, folder, progress, triple=triple)
 
 
 def _plan(model: ModelFiles, vocab_size: int | None, windowed: bool) -> WeightPlan:

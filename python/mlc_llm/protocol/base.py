@@ -32,9 +32,9 @@ class AnswerModel(BaseModel):
         return validated(cls, value, what)
 
     @classmethod
-    def parse_text(cls, text: str | bytes, what: str = "the request") -> Self:
+    def parse_text(cls, text: str | bytes) -> Self:
         """A JSON text as this model. Raises `UserError`."""
-        return cls.parse(parse_json_object(text, what))
+        return cls.parse(parse_json_object(text, "the request"))
 
     def unknown_fields(self) -> list[str]:
         """Paths of the fields that this version does not know, here and inside its fields."""

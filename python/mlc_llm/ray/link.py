@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,8 +17,6 @@ ARRIVAL_S = 10.0
 """A message that the replica has not read after so long is lost."""
 
 Found = asyncio.Queue["Outputs | Exception"]
-
-_log = logging.getLogger(__name__)
 
 
 class Link:

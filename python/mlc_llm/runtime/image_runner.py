@@ -64,11 +64,6 @@ class ImageRunner:
         """As of `ModelRunner`."""
         return self._library.launches
 
-    @property
-    def tokens(self) -> int:
-        """Of an image."""
-        return self._tower.tokens
-
     def vectors(self, picture: Picture) -> Floats:
         """float32 [tokens, width]. Raises RequestError for numbers that are not finite."""
         found = self._kept.get(picture.digest)

@@ -121,8 +121,6 @@ class RunnerLimits:
     scores: int = 0
     """Scores that an encoder gives to a pair of texts; 0: it compares none."""
     adapters: AdapterLimits = NO_ADAPTERS
-    image_tokens: int = 0
-    """Vectors that the tower makes of an image; 0: the model takes no images."""
     whole_images: bool = False
     """A token of an image sees all of its image, which is computed in one step."""
     overlaps: bool = False

@@ -107,10 +107,7 @@ class ModelRunner:
         windows = group_windows(info, window)
         images = self._image_rows(windows, device)
         sizes = Sizes(num_pages, max_num_sequence, max_batch_tokens, context_window, draft_states)
-        self._limits = limits = limits_of(
-            metadata, sizes, windows, precision, adapters=adapters,
-            image_tokens=0 if tower is None else tower.tokens,
-        )  # fmt: skip
+        self._limits = limits = limits_of(metadata, sizes, windows, precision, adapters=adapters)
         self._check(window, kv_cache, adapters)
         self._read, self._fetch, self._sampler = device.read, device.fetch, Sampler(self._library)
         self._step = make_step(self._library, read(weights), limits, window)

@@ -50,9 +50,8 @@ def limits_of(
     precision: Precision = "exact",
     *,
     adapters: AdapterLimits = NO_ADAPTERS,
-    image_tokens: int = 0,
 ) -> RunnerLimits:
-    """windows: of each group of layers. image_tokens: of one image; 0: there are none."""
+    """windows: of each group of layers."""
     return RunnerLimits(
         **sizes._asdict(),
         page_size=info.kv.page_size,
@@ -63,7 +62,6 @@ def limits_of(
         hidden_size=info.hidden_size,
         precision=precision,
         adapters=adapters,
-        image_tokens=image_tokens,
         whole_images=info.sight is not None and info.sight.is_whole,
     )
 

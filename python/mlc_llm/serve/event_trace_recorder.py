@@ -27,10 +27,10 @@ class _Track:
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
-def checked_recorder(recorder: object, field: str = "trace_recorder") -> None:
+def checked_recorder(recorder: object) -> None:
     """Raises InvalidField for what records no events. None records none, and is allowed."""
     if not isinstance(recorder, EventTraceRecorder | None):
-        raise checks.wrong_type(field, recorder, "should be an EventTraceRecorder")
+        raise checks.wrong_type("trace_recorder", recorder, "should be an EventTraceRecorder")
 
 
 class EventTraceRecorder:

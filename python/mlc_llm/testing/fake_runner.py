@@ -95,10 +95,9 @@ class FakeRunner:
         vocab_size: int = 300,
         window: Window | None = None,
         adapters: int = 0,
-        image_tokens: int = 0,
+        whole_images: bool = False,
         overlaps: bool = False,
     ) -> None:
-        """image_tokens: of an image, which is computed in one step; 0: the model takes none."""
         self.limits = RunnerLimits(
             num_pages=num_pages,
             page_size=page_size,
@@ -109,8 +108,7 @@ class FakeRunner:
             window=window,
             hidden_size=HIDDEN,
             adapters=AdapterLimits(adapters, RANK_STEP),
-            image_tokens=image_tokens,
-            whole_images=image_tokens > 0,
+            whole_images=whole_images,
             overlaps=overlaps,
         )
         self.sequences: dict[int, FakeSequence] = {}

@@ -137,14 +137,14 @@ class Driver:
         return f"{_text(name) or result} ({_text(text) or 'no more is known'})"
 
 
-def usable_gpu(index: int = 0) -> Gpu:
-    """The GPU of that index. Raises UnusableDevice with what is missing, in one line."""
+def usable_gpu() -> Gpu:
+    """The first GPU. Raises UnusableDevice with what is missing, in one line."""
     found = Driver().gpus()
-    if index >= len(found):
-        raise UnusableDevice(f"there is no GPU {index}: the NVIDIA driver shows {len(found)}")
-    if problem := found[index].problem:
+    if not found:
+        raise UnusableDevice("there is no GPU 0: the NVIDIA driver shows 0")
+    if problem := found[0].problem:
         raise UnusableDevice(problem)
-    return found[index]
+    return found[0]
 
 
 def usable_gpus(count: int) -> list[Gpu]:

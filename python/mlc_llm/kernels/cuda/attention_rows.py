@@ -11,8 +11,6 @@ from mlc_llm.kernels.cuda.threads import WARP
 from mlc_llm.kernels.types import Buffer, Expr
 from mlc_llm.record import record
 
-_FMA = "fma.rn.f32"
-
 
 @record(eq=False)
 class Given:

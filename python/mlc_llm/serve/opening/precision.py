@@ -137,10 +137,10 @@ def _has_fast_answers(bundle: ModelBundle, kernels: str | None) -> bool:
     return choose_backend(kernels).has_fast_answers
 
 
-def known_costs(bundle: ModelBundle, kernels: str | None = None) -> list[PrecisionCost]:
+def known_costs(bundle: ModelBundle) -> list[PrecisionCost]:
     """What was measured before; empty if nothing was. It may be of an older version's code."""
     assert bundle.files is not None
-    folder = packed_weights(bundle.files, kernels)
+    folder = packed_weights(bundle.files)
     return [] if folder is None else read_costs(folder)
 
 

@@ -32,6 +32,8 @@ HOPED = 0.5
 """Standard errors that a rate is hoped to be above what was seen of it."""
 MOST_RATE = 0.98
 """No token is sure to be accepted."""
+MEMORY = 0.98
+"""What earlier tries count for at each new one."""
 LEAST = 0.01
 """Tokens that are less likely are not drafted."""
 HOPE = 0.9
@@ -43,10 +45,9 @@ _PLAIN_SAMPLES = 2
 class AcceptanceRate:
     """How often a draft token is accepted if all draft tokens before it are."""
 
-    def __init__(self, prior: AcceptanceRate | None = None, *, memory: float = 0.98) -> None:
+    def __init__(self, prior: AcceptanceRate | None = None) -> None:
         """prior: the rate to expect while little is known; it may change meanwhile."""
         self._prior = prior
-        self._memory = memory
         self._accepted = self._tried = 0.0
 
     @property
@@ -64,8 +65,8 @@ class AcceptanceRate:
 
     def learn(self, accepted: int, *, is_rejected: bool) -> None:
         """So many draft tokens were accepted. is_rejected: one more was there and was not."""
-        self._accepted = self._memory * self._accepted + accepted
-        self._tried = self._memory * self._tried + accepted + is_rejected
+        self._accepted = MEMORY * self._accepted + accepted
+        self._tried = MEMORY * self._tried + accepted + is_rejected
 
 
 class StepTimes:
