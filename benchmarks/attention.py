@@ -32,7 +32,7 @@ from mlc_llm.backends.cpu.target import choose
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.kernels.cpu.attention import attention
 from mlc_llm.kernels.cpu.attention_products import AHEAD
-from mlc_llm.kernels.cpu.attention_shape import KV_SPLIT
+from mlc_llm.kernels.cpu.attention_shape import KV_SPLIT, Shape
 from mlc_llm.kernels.cpu.prefetch import prefetch
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at
 from mlc_llm.library.page_format import KV_CACHE_DTYPES, block_elements, element_bytes
@@ -117,7 +117,8 @@ class Layers:
     def decoder(self) -> Callable[[], float]:
         """A function that measures GB/s of keys and values, of attention in all layers."""
         (heads, kv_heads, dim), rng = self._shape, np.random.default_rng(3)
-        run = built(attention(heads, kv_heads, dim, self._isa, self._isa.kv_dtype), self._isa)
+        shape = Shape(heads, kv_heads, dim, self._isa, self._isa.kv_dtype)
+        run = built(attention(shape), self._isa)
         q = tvm.runtime.tensor(rng.standard_normal((1, heads * dim)).astype(np.float32))
         numbers = ([self._context - 1], [[0, 1, 0]], range(self._pages), SEEN)
         given = [tvm.runtime.tensor(np.array(each, np.int32)) for each in numbers]

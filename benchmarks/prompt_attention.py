@@ -26,6 +26,7 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import choose
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.kernels.cpu.attention import attention, query_block_tokens
+from mlc_llm.kernels.cpu.attention_shape import Shape
 from mlc_llm.library.page_format import block_elements
 from mlc_llm.loader.gguf import GGUFFile
 
@@ -50,7 +51,7 @@ def shape_of(model: Path) -> tuple[int, int, int]:
 def prompt(isa: Isa, shape: tuple[int, int, int], tokens: int) -> Callable[[], float]:
     """A function that measures GMAC/s of one layer's attention of a prompt."""
     heads, kv_heads, dim = shape
-    run = built(attention(heads, kv_heads, dim, isa, isa.kv_dtype), isa)
+    run = built(attention(Shape(heads, kv_heads, dim, isa, isa.kv_dtype)), isa)
     pages, step = -(-tokens // PAGE), query_block_tokens(heads, kv_heads, isa)
     store = filled(isa, (pages, kv_heads, 2, block_elements(isa.kv_dtype, PAGE, dim)))
     blocks = [[at, min(step, tokens - at), 0] for at in range(0, tokens, step)]

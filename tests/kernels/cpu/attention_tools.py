@@ -14,7 +14,7 @@ from kernel_tools import HALF_ULP, Array, accumulated, build
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.attention import attention, has_both_products, query_block_tokens
-from mlc_llm.kernels.cpu.attention_shape import SPLIT_KEYS
+from mlc_llm.kernels.cpu.attention_shape import SPLIT_KEYS, Shape
 from mlc_llm.kernels.cpu.fast_attention import fast_attention
 from mlc_llm.kernels.cpu.fast_attention_tiles import fast_query_block_tokens
 from mlc_llm.kernels.cpu.kv_pages import PAGE
@@ -144,9 +144,11 @@ def attend(
     if fast is None and has_both_products(cache.head_dim, isa):
         isa = replace(isa, fast=False)
     tokens = [sum(end - start for _, start, end in rows[:fast])]
-    shape: tuple[object, ...] = (heads, cache.kv_heads, cache.head_dim, isa, cache.dtype)
-    shape += (for_sinks is not None, cap, sinks is not None, reach is not None)
-    build(isa, kernel, *shape)(
+    shape = Shape(
+        heads, cache.kv_heads, cache.head_dim, isa, cache.dtype, sink_query=for_sinks is not None,
+        score_cap=cap, learned_sinks=sinks is not None, both_sides=reach is not None,
+    )  # fmt: skip
+    build(isa, kernel, shape)(
         scaled,
         cache.only(rows, window),
         np.asarray(places, np.int32),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm.relax.frontend.nn import Tensor, op
 
@@ -17,7 +16,7 @@ from mlc_llm.kernels.cpu.attention import (
     has_both_products,
     query_block_tokens,
 )
-from mlc_llm.kernels.cpu.attention_shape import KV_SPLIT
+from mlc_llm.kernels.cpu.attention_shape import KV_SPLIT, Shape
 from mlc_llm.kernels.cpu.fast_attention import fast_attention, has_fast_attention
 from mlc_llm.kernels.cpu.fast_attention_tiles import fast_query_block_tokens
 from mlc_llm.kernels.cpu.head_norm import NormedHeads
@@ -43,18 +42,18 @@ class AttentionOps:
         learned_sinks: Tensor | None = None,
     ) -> Tensor:
         rotated, pages = self._append(spec, qkv, norms, layer)
-        heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
         args = [rotated, pages, layer.place, layer.query_blocks, layer.page_ids, layer.window]
         args += [learned_sinks] if spec.learned_sinks else []
         args += [] if layer.first_seen is None else [layer.first_seen]
-        on_tiles = has_fast_attention(dim, self._isa)
-        build: Any = fast_attention if on_tiles else attention
-        if on_tiles or has_both_products(dim, self._isa):
+        on_tiles = has_fast_attention(spec.head_dim, self._isa)
+        if on_tiles or has_both_products(spec.head_dim, self._isa):
             args.append(self._fast_tokens)
-        kernel = build(
-            heads, kv_heads, dim, self._isa, self._isa.kv_dtype, spec.sink_query,
-            spec.score_cap, spec.learned_sinks, layer.first_seen is not None,
+        shape = Shape(
+            spec.heads, spec.kv_heads, spec.head_dim, self._isa, self._isa.kv_dtype,
+            sink_query=spec.sink_query, score_cap=spec.score_cap,
+            learned_sinks=spec.learned_sinks, both_sides=layer.first_seen is not None,
         )  # fmt: skip
+        kernel = fast_attention(shape) if on_tiles else attention(shape)
         out = float_tensor(rotated.shape[0], spec.query_width)
         return self._scratch.call(kernel, "attention", args, out)
 

@@ -14,7 +14,8 @@ tokens beside it nor on who computes which split.
 A query block of several tokens is one task, which does all its splits. A query block of one token
 is a task a split, so that a long sequence that decodes keeps all threads busy.
 
-Buffers (k parts; `attention` describes the arguments, `attention_shape.py` the rows of a task):
+Buffers (k parts; `attention_kernel` describes the arguments, `attention_shape.py` the rows of a
+task):
 
 parts     `Softmax` of k * heads rows: what a KV split gave to a query block of one token. The parts
           of query block t begin at `Task.first_part`.
@@ -26,6 +27,7 @@ task has either such tokens or others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -241,19 +243,10 @@ def attend(shape, fast, given, first_token):
             _finish(shape, fast, given, parts, u, first_token)
 
 
-@cache
-def attention(
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    isa: Isa,
-    kv_dtype: str,
-    sink_query: bool = False,
-    score_cap: float | None = None,
-    learned_sinks: bool = False,
-    both_sides: bool = False,
+def attention_kernel(
+    shape: Shape, compute: Callable[[Arguments, Buffer], None], *, has_fast: bool
 ) -> PrimFunc:
-    """Kernel arguments:
+    """A kernel that does `compute(arguments, F)`; has_fast: it has the argument F.
 
     queries     float32 [m, heads * head_dim], rotated, scaled by log2(e) times the scale of scores
     pages       kv_dtype [pages, kv_heads, 2, elements of a block], holding the new tokens already
@@ -266,18 +259,13 @@ def attention(
     sinks       float32 [heads]: learned sinks; there are none unless `learned_sinks`
     first_seen  int32 [m], the first place that each token sees, in place of window[0]; it is there
                 if `both_sides`
-    F           int32 [1]: the first F[0] tokens are fast; there is none unless `has_both_products`
+    F           int32 [1]: the first F[0] tokens are fast
     out         float32 [m, heads * head_dim]
 
-    sink_query: a row of `queries` is twice as long. Its second half is the query for the KV splits
-    that hold any of the first window[1] tokens. score_cap: see `Shape`.
+    With `sink_query` a row of `queries` is twice as long. Its second half is the query for the KV
+    splits that hold any of the first window[1] tokens.
     """
-    shape = Shape(
-        heads, kv_heads, head_dim, isa, kv_dtype, sink_query, score_cap, learned_sinks, both_sides
-    )
-    has_pairs, has_both = has_pair_products(head_dim, isa), has_both_products(head_dim, isa)
-    pairs = replace(shape, pairs=True)
-    plain, fast = (shape, pairs) if has_both else (pairs if has_pairs else shape, None)
+    heads, kv_heads = shape.heads, shape.kv_heads
 
     @T.prim_func(private=True, s_tir=True)
     def paged_attention(
@@ -298,17 +286,33 @@ def attention(
         b = T.int32()
         n = T.int32()
         Q = T.match_buffer(queries, (m, shape.query_width), "float32")
-        P = T.match_buffer(pages, (num_pages, kv_heads, 2, shape.block), kv_dtype)
+        P = T.match_buffer(pages, (num_pages, kv_heads, 2, shape.block), shape.kv_dtype)
         AT = T.match_buffer(place, (m,), "int32")
         B = T.match_buffer(blocks, (b, 3), "int32")
         IDS = T.match_buffer(page_ids, (n,), "int32")
         W = T.match_buffer(window, (2,), "int32")
         SINKS = T.match_buffer(sinks, (heads,), "float32")
         FIRST = T.match_buffer(first_seen, (m,), "int32")
-        O = T.match_buffer(out, (m, heads * head_dim), "float32")
+        O = T.match_buffer(out, (m, heads * shape.head_dim), "float32")
         with T.sblock("root"):
             given = T.meta_var(Arguments(Q, P, AT, B, IDS, W, SINKS, FIRST, O, m, b, n))
-            with imported(has_pairs):
-                attend(plain, fast, given, F[0] if has_both else 0)
+            compute(given, F)
 
-    return without(paged_attention, *unread(shape), *(() if has_both else ("F",)))
+    return without(paged_attention, *unread(shape), *(() if has_fast else ("F",)))
+
+
+@cache
+def attention(shape: Shape) -> PrimFunc:
+    """Kernel arguments: see `attention_kernel`. F is there if `has_both_products`."""
+    head_dim, isa = shape.head_dim, shape.isa
+    has_pairs, has_both = has_pair_products(head_dim, isa), has_both_products(head_dim, isa)
+    pairs = replace(shape, pairs=True)
+    plain, fast = (shape, pairs) if has_both else (pairs if has_pairs else shape, None)
+
+    @T.inline
+    def compute(given, F):
+        """All tokens."""
+        with imported(has_pairs):
+            attend(plain, fast, given, F[0] if has_both else 0)
+
+    return attention_kernel(shape, compute, has_fast=has_both)

@@ -80,7 +80,7 @@ class Shape:
 
 @record(eq=False)
 class Arguments:
-    """The buffers of a kernel's arguments; `attention.attention` describes them."""
+    """The buffers of a kernel's arguments; `attention.attention_kernel` describes them."""
 
     queries: Buffer
     pages: Buffer

@@ -13,7 +13,7 @@
 Softmax and the folding of splits are those of exact attention. Queries, keys, values and weights
 are rounded to bfloat16.
 
-Buffers: `attention.attention` describes the arguments, `fast_attention_tiles.py` those of a task.
+Buffers: `attention_kernel` describes the arguments, `fast_attention_tiles.py` those of a task.
 """
 
 from __future__ import annotations
@@ -25,20 +25,17 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu import amx
 from mlc_llm.kernels.cpu.amx import ROWS
 from mlc_llm.kernels.cpu.amx_pipeline import L
-from mlc_llm.kernels.cpu.attention import attend
+from mlc_llm.kernels.cpu.attention import attend, attention_kernel
 from mlc_llm.kernels.cpu.attention_shape import (
     KV_SPLIT,
-    Arguments,
     Shape,
     before_window,
     query_column,
     sees_split,
     split_count,
-    unread,
 )
 from mlc_llm.kernels.cpu.attention_softmax import (
     cap_scores,
@@ -58,7 +55,7 @@ from mlc_llm.kernels.cpu.fast_attention_tiles import (
     score,
     sum_values,
 )
-from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
+from mlc_llm.kernels.cpu.vectors import lanes_at
 
 PARTS = 8
 """Parts of all tasks: every thread gets tasks of each, since later tokens see more."""
@@ -175,58 +172,18 @@ def _attend_fast(shape, given, fast_tokens):
 
 
 @cache
-def fast_attention(
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    isa: Isa,
-    kv_dtype: str,
-    sink_query: bool = False,
-    score_cap: float | None = None,
-    learned_sinks: bool = False,
-    both_sides: bool = False,
-) -> PrimFunc:
-    """Kernel arguments: those of `attention.attention`, and F int32 [1] before `out`.
+def fast_attention(shape: Shape) -> PrimFunc:
+    """Kernel arguments: see `attention_kernel`, with F.
 
-    The first F[0] tokens are fast. Their query blocks come first, of up to
-    `fast_query_block_tokens` tokens each.
+    The query blocks of fast tokens come first, of up to `fast_query_block_tokens` tokens each.
     """
-    shape = Shape(
-        heads, kv_heads, head_dim, isa, kv_dtype, sink_query, score_cap, learned_sinks, both_sides
-    )
 
-    @T.prim_func(private=True, s_tir=True)
-    def attention_of_fast_and_exact(
-        queries: T.handle,
-        pages: T.handle,
-        place: T.handle,
-        blocks: T.handle,
-        page_ids: T.handle,
-        window: T.handle,
-        sinks: T.handle,
-        first_seen: T.handle,
-        F: T.Buffer((1,), "int32"),
-        out: T.handle,
-    ):
-        T.func_attr(SCHEDULED)
-        m = T.int32()
-        num_pages = T.int32()
-        b = T.int32()
-        n = T.int32()
-        Q = T.match_buffer(queries, (m, shape.query_width), "float32")
-        P = T.match_buffer(pages, (num_pages, kv_heads, 2, shape.block), kv_dtype)
-        AT = T.match_buffer(place, (m,), "int32")
-        B = T.match_buffer(blocks, (b, 3), "int32")
-        IDS = T.match_buffer(page_ids, (n,), "int32")
-        W = T.match_buffer(window, (2,), "int32")
-        SINKS = T.match_buffer(sinks, (heads,), "float32")
-        FIRST = T.match_buffer(first_seen, (m,), "int32")
-        O = T.match_buffer(out, (m, heads * head_dim), "float32")
-        with T.sblock("root"):
-            given = T.meta_var(Arguments(Q, P, AT, B, IDS, W, SINKS, FIRST, O, m, b, n))
-            if F[0] > 0:
-                _attend_fast(shape, given, F[0])
-            if F[0] < m:
-                attend(shape, None, given, F[0])
+    @T.inline
+    def compute(given, F):
+        """Fast tokens, then all others."""
+        if F[0] > 0:
+            _attend_fast(shape, given, F[0])
+        if F[0] < given.tokens:
+            attend(shape, None, given, F[0])
 
-    return without(attention_of_fast_and_exact, *unread(shape))
+    return attention_kernel(shape, compute, has_fast=True)
