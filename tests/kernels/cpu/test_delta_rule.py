@@ -8,7 +8,7 @@ from kernel_tools import Array, build, each_isa, in_blocks
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.delta_rule import SMALLEST, DeltaShape, delta_scan, normed_gate
-from mlc_llm.kernels.cpu.silu_conv import unbiased_conv_silu
+from mlc_llm.kernels.cpu.silu_conv import conv_silu
 
 KEY_HEADS, KEY_DIM, HEADS, DIM, SLOTS = 2, 16, 4, 64, 7
 KEYS, INNER = KEY_HEADS * KEY_DIM, HEADS * DIM
@@ -112,7 +112,7 @@ def test_convolution_without_a_bias(isa: Isa) -> None:
     x = rng.standard_normal((m, CHANNELS)).astype(np.float32)
     weight = rng.standard_normal((CHANNELS, kernel)).astype(np.float32)
     state, out = np.zeros((2, kernel - 1, CHANNELS), np.float32), np.zeros_like(x)
-    call = build(isa, unbiased_conv_silu, CHANNELS, kernel, CHANNELS, 0)
+    call = build(isa, conv_silu, CHANNELS, kernel, CHANNELS, 0, has_bias=False)
     call(x, weight, np.array([[0, m, 0, 1]], np.int32), state, out)
     known = np.concatenate([np.zeros((kernel - 1, CHANNELS)), x])
     sums = [np.einsum("jd,dj->d", known[t : t + kernel], weight) for t in range(m)]

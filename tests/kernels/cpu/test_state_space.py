@@ -36,7 +36,7 @@ def test_convolution(isa: Isa, name: str) -> None:
     bias = rng.standard_normal(CHANNELS).astype(np.float32)
     state = rng.standard_normal((SLOTS, kernel - 1, CHANNELS)).astype(np.float32)
     expected, out = state.astype(np.float64), np.full((m, CHANNELS), np.nan, np.float32)
-    call = build(isa, conv_silu, CHANNELS, kernel, COLUMNS, INNER)
+    call = build(isa, conv_silu, CHANNELS, kernel, COLUMNS, INNER, has_bias=True)
     call(x, weight, bias, np.array(rows, np.int32), state, out)
     for first, count, old, new in rows:
         own = x[first : first + count, INNER : INNER + CHANNELS]

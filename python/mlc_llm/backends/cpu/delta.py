@@ -10,7 +10,7 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.backends.operands import GatedDeltaVectors, Part, StateInputs
 from mlc_llm.kernels.cpu.delta_rule import DeltaShape, delta_scan, normed_gate
-from mlc_llm.kernels.cpu.silu_conv import unbiased_conv_silu
+from mlc_llm.kernels.cpu.silu_conv import conv_silu
 from mlc_llm.models.recurrent import GatedDeltaSpec
 
 
@@ -26,7 +26,7 @@ def gated_delta(
     qkv, z, a, b = parts
     convs, states = inputs.states
     mixed = float_tensor(qkv.tensor.shape[0], spec.channels)
-    kernel = unbiased_conv_silu(spec.channels, spec.kernel, _columns(qkv), qkv.start)
+    kernel = conv_silu(spec.channels, spec.kernel, _columns(qkv), qkv.start, has_bias=False)
     args = [qkv.tensor, vectors.conv, inputs.rows, convs, scratch.tensor(mixed.shape)]
     shapes = [float_tensor(*convs.shape), mixed]
     _, mixed = op.tensor_ir_inplace_op(kernel, "conv_silu", args, [3, 4], shapes)

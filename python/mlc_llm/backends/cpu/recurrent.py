@@ -36,7 +36,7 @@ def mamba2(
     tokens, columns = projected.shape[0], int(projected.shape[1])
     convs, states = inputs.states
     mixed = float_tensor(tokens, spec.channels)
-    kernel = conv_silu(spec.channels, spec.kernel, columns, spec.inner)
+    kernel = conv_silu(spec.channels, spec.kernel, columns, spec.inner, has_bias=True)
     args = [projected, vectors.conv, vectors.conv_bias, inputs.rows, convs]
     args.append(scratch.tensor(mixed.shape))
     shapes = [float_tensor(*convs.shape), mixed]

@@ -24,7 +24,7 @@ from mlc_llm.kernels.types import Buffer, Expr, Index
 Activation: TypeAlias = "Callable[[Expr, int], Expr]"
 
 
-def _silu(gate: Expr, lanes: int) -> Expr:
+def silu(gate: Expr, lanes: int) -> Expr:
     """x / (1 + e^-x); the exponent is bounded so that the denominator stays finite."""
     bounded = T.min(fsplat(0.0, lanes) - gate, fsplat(87.0, lanes))
     return gate / (fsplat(1.0, lanes) + exp2(bounded * fsplat(LOG2E, lanes), lanes))
@@ -68,7 +68,7 @@ def _squared_relu(x: Expr, lanes: int) -> Expr:
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "silu": _silu,
+    "silu": silu,
     "gelu_tanh": _gelu_tanh,
     "gelu": _gelu,
     "sigmoid": _sigmoid,

@@ -15,8 +15,10 @@ from functools import cache
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from mlc_llm.kernels.cpu.vectors import LOG2E, SCHEDULED, exp2, fsplat, lanes_at
-from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.cpu.input_kinds import silu
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at
+from mlc_llm.kernels.types import Buffer
 from mlc_llm.record import record
 
 L = 8
@@ -42,12 +44,6 @@ class Given:
     def kept(self) -> int:
         """Tokens that a state keeps."""
         return int(self.weight.shape[1]) - 1
-
-
-def silu(x: Expr, lanes: int) -> Expr:
-    """x / (1 + e^-x); the exponent is bounded so that the denominator stays finite."""
-    bounded = T.min(fsplat(0.0, lanes) - x, fsplat(87.0, lanes))
-    return x / (fsplat(1.0, lanes) + exp2(bounded * fsplat(LOG2E, lanes), lanes))
 
 
 @T.inline
@@ -103,12 +99,12 @@ def _all_channels(given, width, m, r):
 
 
 @cache
-def conv_silu(width: int, kernel: int, columns: int, start: int) -> PrimFunc:
+def conv_silu(width: int, kernel: int, columns: int, start: int, *, has_bias: bool) -> PrimFunc:
     """Kernel arguments; width is a multiple of 16, start of 8:
 
     x       float32 [m, columns]: the channels are the `width` columns from `start` on
     weight  float32 [width, kernel]: the newest token's last
-    bias    float32 [width]
+    bias    float32 [width]; there is none unless `has_bias`
     rows    int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
     state   float32 [slots, kernel - 1, width]: what comes before a row, the oldest first
     out     float32 [m, width]
@@ -130,29 +126,7 @@ def conv_silu(width: int, kernel: int, columns: int, start: int) -> PrimFunc:
         S = T.match_buffer(state, (n, kernel - 1, width), "float32")
         O = T.match_buffer(out, (m, width), "float32")
         with T.sblock("root"):
-            given = T.meta_var(Given(X, W, B, R, S, O, start))
+            given = T.meta_var(Given(X, W, B if has_bias else None, R, S, O, start))
             _all_channels(given, width, m, r)
 
-    return convolution
-
-
-@cache
-def unbiased_conv_silu(width: int, kernel: int, columns: int, start: int) -> PrimFunc:
-    """The same without a bias."""
-
-    @T.prim_func(private=True, s_tir=True)
-    def convolution(x: T.handle, weight: T.handle, rows: T.handle, state: T.handle, out: T.handle):
-        T.func_attr(SCHEDULED)
-        m = T.int32()
-        r = T.int32()
-        n = T.int32()
-        X = T.match_buffer(x, (m, columns), "float32")
-        W = T.match_buffer(weight, (width, kernel), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
-        S = T.match_buffer(state, (n, kernel - 1, width), "float32")
-        O = T.match_buffer(out, (m, width), "float32")
-        with T.sblock("root"):
-            given = T.meta_var(Given(X, W, None, R, S, O, start))
-            _all_channels(given, width, m, r)
-
-    return convolution
+    return convolution if has_bias else without(convolution, "B")

@@ -20,7 +20,8 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.cpu.activation import each_row
-from mlc_llm.kernels.cpu.silu_conv import L, silu
+from mlc_llm.kernels.cpu.input_kinds import silu
+from mlc_llm.kernels.cpu.silu_conv import L
 from mlc_llm.kernels.cpu.state_blocks import Blocks, advance
 from mlc_llm.kernels.cpu.vectors import (
     SCHEDULED,
