@@ -31,18 +31,24 @@ MANY = 64
 @cache
 def embedding(n: int, k: int, fmt: WeightFormat, scale: float = 1.0) -> PrimFunc:
     """Kernel arguments: tokens, table (n rows), y. The rows are multiplied by `scale`."""
-    return _float_rows(n, k, fmt, scale) if fmt.is_float else _packed_rows(n, k, fmt, scale)
+    shape, dtype = tensor_shape(fmt, n, k)
+    one_row = _float_row if fmt.is_float else _packed_row
 
+    @T.prim_func(private=True, s_tir=True)
+    def embedded_rows(tokens: T.handle, table: T.Buffer(shape, dtype), y: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        I = T.match_buffer(tokens, (m,), "int32")
+        Y = T.match_buffer(y, (m, k), "float32")
+        with T.sblock("root"):
+            if m >= MANY:
+                for row in T.parallel(m):
+                    one_row(fmt, k, scale, I, table, Y, row)
+            else:
+                for row in T.serial(m):
+                    one_row(fmt, k, scale, I, table, Y, row)
 
-@T.inline
-def _each_row(one_row, I, table, Y, m):
-    """one_row(I, table, Y, row) for all m tokens."""
-    if m >= MANY:
-        for row in T.parallel(m):
-            one_row(I, table, Y, row)
-    else:
-        for row in T.serial(m):
-            one_row(I, table, Y, row)
+    return embedded_rows
 
 
 def _times(value: Expr, factor: float) -> Expr:
@@ -82,32 +88,16 @@ def _whole(
     return low | T.shift_left(taken(0, start, fmt.high_bits), T.int32(4))
 
 
-def _packed_rows(n: int, k: int, fmt: WeightFormat, factor: float) -> PrimFunc:
-    """The kernel for integers."""
-    groups, words, quads = k // fmt.group, fmt.low_words, fmt.group // 4
-    shape, _ = tensor_shape(fmt, n, k)
-
-    @T.inline
-    def one_row(I, table, Y, row):
-        """A token's row."""
-        for g in T.serial(groups):
-            for j in T.serial(words):
-                for part in T.unroll(fmt.parts):
-                    for byte in T.unroll(4):
-                        Y[row, g * fmt.group + quads * byte + part * words + j] = _times(
-                            _value(fmt, table, I[row], g, j, part, byte), factor
-                        )
-
-    @T.prim_func(private=True, s_tir=True)
-    def packed_rows(tokens: T.handle, table: T.Buffer(shape, "int32"), y: T.handle):
-        T.func_attr(SCHEDULED)
-        m = T.int32()
-        I = T.match_buffer(tokens, (m,), "int32")
-        Y = T.match_buffer(y, (m, k), "float32")
-        with T.sblock("root"):
-            _each_row(one_row, I, table, Y, m)
-
-    return packed_rows
+@T.inline
+def _packed_row(fmt, k, factor, I, table, Y, row):
+    """A token's row of integers."""
+    for g in T.serial(k // fmt.group):
+        for j in T.serial(fmt.low_words):
+            for part in T.unroll(fmt.parts):
+                for byte in T.unroll(4):
+                    Y[row, g * fmt.group + fmt.group // 4 * byte + part * fmt.low_words + j] = (
+                        _times(_value(fmt, table, I[row], g, j, part, byte), factor)
+                    )
 
 
 def _float(fmt: WeightFormat, table: Buffer, row: Expr, column: Expr) -> Expr:
@@ -118,23 +108,8 @@ def _float(fmt: WeightFormat, table: Buffer, row: Expr, column: Expr) -> Expr:
     return T.reinterpret(upper_half(word, column), dtype="float32")
 
 
-def _float_rows(n: int, k: int, fmt: WeightFormat, factor: float) -> PrimFunc:
-    """The kernel for floats."""
-    shape, dtype = tensor_shape(fmt, n, k)
-
-    @T.inline
-    def one_row(I, table, Y, row):
-        """A token's row."""
-        for i in T.serial(k):
-            Y[row, i] = _times(_float(fmt, table, I[row], i), factor)
-
-    @T.prim_func(private=True, s_tir=True)
-    def float_rows(tokens: T.handle, table: T.Buffer(shape, dtype), y: T.handle):
-        T.func_attr(SCHEDULED)
-        m = T.int32()
-        I = T.match_buffer(tokens, (m,), "int32")
-        Y = T.match_buffer(y, (m, k), "float32")
-        with T.sblock("root"):
-            _each_row(one_row, I, table, Y, m)
-
-    return float_rows
+@T.inline
+def _float_row(fmt, k, factor, I, table, Y, row):
+    """A token's row of floats."""
+    for i in T.serial(k):
+        Y[row, i] = _times(_float(fmt, table, I[row], i), factor)

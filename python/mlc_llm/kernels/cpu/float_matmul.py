@@ -75,14 +75,15 @@ def upper_half(words: Expr, column: Index, lanes: int | None = None) -> Expr:
     return moved & each(T.int32(-0x10000))
 
 
-def dequantised_matmul(
+def float_matmul(
     n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
 ) -> tvm.tirx.PrimFunc:
-    """Weights are packed integers."""
-    product, (shape, _) = DequantisedProduct(n, k, fmt, isa, accumulate), tensor_shape(fmt, n, k)
+    """Weights are packed integers, or stored as float16, bfloat16 or float32."""
+    make = FloatProduct if fmt.is_float else DequantisedProduct
+    product, (shape, dtype) = make(n, k, fmt, isa, accumulate), tensor_shape(fmt, n, k)
 
     @T.prim_func(private=True, s_tir=True)
-    def dequantised_product(x: T.handle, W: T.Buffer(shape, "int32"), y: T.handle):
+    def float_product(x: T.handle, W: T.Buffer(shape, dtype), y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, k), "float32")
@@ -92,7 +93,7 @@ def dequantised_matmul(
                 align_stack()
                 product.multiply(X, W, Y, block, m)
 
-    return dequantised_product
+    return float_product
 
 
 class DequantisedProduct:
@@ -151,26 +152,6 @@ class DequantisedProduct:
         """The column whose weights are in this part of this byte of a word."""
         quads, words = self.fmt.group // 4, self.fmt.low_words
         return group * self.fmt.group + quads * byte + part * words + j
-
-
-def float_matmul(
-    n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
-) -> tvm.tirx.PrimFunc:
-    """Weights are stored as float16, bfloat16 or float32."""
-    product, (shape, dtype) = FloatProduct(n, k, fmt, isa, accumulate), tensor_shape(fmt, n, k)
-
-    @T.prim_func(private=True, s_tir=True)
-    def float_product(x: T.handle, W: T.Buffer(shape, dtype), y: T.handle):
-        T.func_attr(SCHEDULED)
-        m = T.int32()
-        X = T.match_buffer(x, (m, k), "float32")
-        Y = T.match_buffer(y, (m, n), "float32")
-        with T.sblock("root"):
-            for block in T.parallel(product.apart):
-                align_stack()
-                product.multiply(X, W, Y, block, m)
-
-    return float_product
 
 
 class FloatProduct:

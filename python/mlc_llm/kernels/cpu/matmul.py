@@ -32,7 +32,7 @@ from mlc_llm.kernels.cpu.amx_fast_float import fast_float_matmul, has_fast_float
 from mlc_llm.kernels.cpu.amx_fast_integer import fast_integer_matmul
 from mlc_llm.kernels.cpu.amx_split import can_split, split_matmul
 from mlc_llm.kernels.cpu.fixed_point import fixed_point_matmul
-from mlc_llm.kernels.cpu.float_matmul import dequantised_matmul, float_matmul
+from mlc_llm.kernels.cpu.float_matmul import float_matmul
 from mlc_llm.kernels.cpu.integer_matmul import integer_matmul
 from mlc_llm.kernels.cpu.pair_matmul import has_pairs, pair_matmul
 from mlc_llm.kernels.cpu.unpacked_matmul import unpacks
@@ -109,7 +109,7 @@ def matmul(
         make = fast_fixed_point_matmul if fast else fixed_point_matmul
         return make(n, k, fmt, isa, accumulate=accumulate)
     if fmt.reads_floats or not isa.integer:
-        return dequantised_matmul(n, k, fmt, isa, accumulate)
+        return float_matmul(n, k, fmt, isa, accumulate)
     if fast and isa.amx_tiles:
         return fast_integer_matmul(n, k, fmt, isa, accumulate=accumulate)
     return integer_matmul(
