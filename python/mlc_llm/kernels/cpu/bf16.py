@@ -29,12 +29,11 @@ from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.arguments import without
-from mlc_llm.kernels.cpu import quantized_rows
 from mlc_llm.kernels.cpu.activation import each_row
 from mlc_llm.kernels.cpu.amx import ROWS
 from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
-from mlc_llm.kernels.cpu.quant_blocks import GROUP, QuantizedRows, row_width
-from mlc_llm.kernels.cpu.quantized_rows import quantized_width
+from mlc_llm.kernels.cpu.quant_blocks import GROUP, QuantizedBlocks, row_width
+from mlc_llm.kernels.cpu.quantized_rows import QuantizedRows, quantized_width
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
 from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Expr, Index
@@ -49,13 +48,13 @@ TILE_ROWS = ROWS
 def prepare_fast(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
     """Kernel of (X, weight, bias, fast_rows, Y) for weights in fixed point; kind and eps as in
     `activation.quantize`."""
-    rows = QuantizedRows(kind, k, isa)
+    blocks = QuantizedBlocks(kind, k, isa)
 
     @T.inline
     def quantize(given, Y, row):
         inv = T.alloc_buffer((KINDS[kind].statistics,), "float32")
         find_statistics(kind, given.x, row, k, eps, inv)
-        rows.quantize(given, Y, row, inv)
+        blocks.quantize(given, Y, row, inv)
 
     return _prepared(kind, k, eps, (row_width(k),), quantize)
 
@@ -65,7 +64,7 @@ def prepare_fast_integers(
     kind: str, k: int, group: int, isa: Isa, eps: float = 0.0
 ) -> tvm.tirx.PrimFunc:
     """The same for packed integers."""
-    rows = quantized_rows.QuantizedRows(kind, k, group, isa, eps)
+    rows = QuantizedRows(kind, k, group, isa, eps)
     return _prepared(kind, k, eps, (k // group, quantized_width(group)), rows.quantize)
 
 

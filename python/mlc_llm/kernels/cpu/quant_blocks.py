@@ -68,14 +68,14 @@ def row_width(k: int) -> int:
 @cache
 def quantize_blocks(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
     """Kernel of (X, weight, bias, Y); kind and eps as in `activation.quantize`."""
-    width, rows = input_width(kind, k), QuantizedRows(kind, k, isa)
+    width, blocks = input_width(kind, k), QuantizedBlocks(kind, k, isa)
 
     @T.inline
     def one_row(given, Y, row):
         """Quantises a row."""
         inv = T.alloc_buffer((KINDS[kind].statistics,), "float32")
         find_statistics(kind, given.x, row, k, eps, inv)
-        rows.quantize(given, Y, row, inv)
+        blocks.quantize(given, Y, row, inv)
 
     @T.prim_func(private=True, s_tir=True)
     def quantize_row_blocks(x: T.handle, weight: T.handle, bias: T.handle, y: T.handle):
@@ -91,8 +91,8 @@ def quantize_blocks(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.P
     return without(quantize_row_blocks, *KINDS[kind].unread)
 
 
-class QuantizedRows:
-    """Statements that quantise a row; inv: what `find_statistics` says of the row."""
+class QuantizedBlocks:
+    """Statements that quantise the blocks of a row; inv: what `find_statistics` says of the row."""
 
     def __init__(self, kind: str, k: int, isa: Isa) -> None:
         self.kind, self.k, self.isa = kind, k, isa
