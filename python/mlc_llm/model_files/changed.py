@@ -27,6 +27,10 @@ class ChangedFiles:
         return self.of.opened
 
     @property
+    def context_window(self) -> int:
+        return self.of.context_window
+
+    @property
     def stop_token_ids(self) -> frozenset[int]:
         return self.of.stop_token_ids
 

@@ -53,10 +53,6 @@ class HeadFiles(ChangedFiles):
     quantization = None
     changes = None
 
-    @property
-    def context_window(self) -> int:
-        return self.of.context_window
-
     def plan(self) -> WeightPlan:
         return self.weights
 
@@ -84,10 +80,6 @@ class EagleModel(ChangedFiles):
     def tensors(self) -> Mapping[str, Tensor]:
         own = {f"{PREFIX}{name}": one for name, one in self.head.tensors.items()}
         return {**self.of.tensors, **own}
-
-    @property
-    def context_window(self) -> int:
-        return self.of.context_window
 
     def plan(self) -> WeightPlan:
         model, head = self.of.plan(), self.head.plan()

@@ -16,7 +16,7 @@ from mlc_llm.model_files.folder_texts import folder_template, token_ids
 from mlc_llm.model_files.pooling import folder_pooling
 from mlc_llm.model_files.quantized_folder import plain_tensors
 from mlc_llm.model_files.ranking import FOLDER_ROWS, RANK, folder_ranking
-from mlc_llm.model_files.unchanged import UnchangedFiles
+from mlc_llm.model_files.unchanged import PlannedFiles
 from mlc_llm.models.registry import architecture_of, is_encoder, is_ranker, read_config
 from mlc_llm.models.tensor_names import has_origin
 from mlc_llm.models.weight_plan import (
@@ -36,7 +36,7 @@ TABLE = "embed_tokens.weight"
 
 
 @record()
-class HuggingFaceModel(UnchangedFiles):
+class HuggingFaceModel(PlannedFiles):
     """See `ModelFiles`."""
 
     folder: HuggingFaceFolder
@@ -62,10 +62,6 @@ class HuggingFaceModel(UnchangedFiles):
         return self.folder.opened
 
     @property
-    def context_window(self) -> int:
-        return self.weights.spec.context_window
-
-    @property
     def stop_token_ids(self) -> frozenset[int]:
         return token_ids(self.folder.config.get("eos_token_id"))
 
@@ -80,9 +76,6 @@ class HuggingFaceModel(UnchangedFiles):
         if not is_ranker(self.folder.config):
             return None
         return folder_ranking(self.folder.tensors, self.weights.spec.hidden)
-
-    def plan(self) -> WeightPlan:
-        return self.weights
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer(self.path)

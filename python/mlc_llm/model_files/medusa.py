@@ -41,13 +41,6 @@ class MedusaHeads(TextlessFiles):
     def opened(self) -> tuple[tuple[Path, os.stat_result], ...]:
         return self.folder.opened
 
-    @property
-    def context_window(self) -> int:
-        return self.weights.spec.context_window
-
-    def plan(self) -> WeightPlan:
-        return self.weights
-
 
 def open_medusa(path: Path) -> ModelFiles:
     """The heads in a folder. Raises ModelNotFound, ModelFileError, UnsupportedModel, and

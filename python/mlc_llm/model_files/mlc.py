@@ -18,7 +18,7 @@ from mlc_llm.model_files.mlc_views import KINDS, GroupsView, NumbersView, WordsV
 from mlc_llm.model_files.packed_views import AwqView
 from mlc_llm.model_files.pooling import folder_pooling
 from mlc_llm.model_files.tensor_views import RowsView
-from mlc_llm.model_files.unchanged import UnchangedFiles
+from mlc_llm.model_files.unchanged import PlannedFiles
 from mlc_llm.models.registry import read_config
 from mlc_llm.models.weight_plan import WeightPlan, plan_weights, wanted_tensors
 from mlc_llm.protocol.json_value import JsonValue
@@ -58,7 +58,7 @@ Shape = tuple[int, ...]
 
 
 @record()
-class MLCModel(UnchangedFiles):
+class MLCModel(PlannedFiles):
     """See `ModelFiles`."""
 
     shards: MLCShards
@@ -88,10 +88,6 @@ class MLCModel(UnchangedFiles):
         return self.shards.path
 
     @property
-    def context_window(self) -> int:
-        return self.weights.spec.context_window
-
-    @property
     def stop_token_ids(self) -> frozenset[int]:
         return token_ids(self.chat_config.get("eos_token_id"))
 
@@ -101,9 +97,6 @@ class MLCModel(UnchangedFiles):
 
     def check_sums(self) -> None:
         self.shards.check_sums()
-
-    def plan(self) -> WeightPlan:
-        return self.weights
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer(self.path)

@@ -143,10 +143,6 @@ class QuantizedModel(ChangedFiles):
     def changes(self) -> str | None:
         return self.quantization
 
-    @property
-    def context_window(self) -> int:
-        return self.of.context_window
-
     def plan(self) -> WeightPlan:
         plan = self.of.plan()
         kinds = {prefix: self.tensors[s[0].tensor].kind for prefix, s in plan.matrices.items()}

@@ -39,10 +39,6 @@ class SharedModel(ChangedFiles):
         own = f"share {self.share.rank} of {self.share.shards}"
         return " ".join(filter(None, [self.of.changes, own]))
 
-    @property
-    def context_window(self) -> int:
-        return self.of.context_window
-
     def plan(self) -> WeightPlan:
         return self.weights
 

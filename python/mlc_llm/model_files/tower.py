@@ -49,13 +49,6 @@ class TowerFiles(TextlessFiles):
     def changes(self) -> str | None:
         return "tower of images"  # the same files may have a language model too
 
-    @property
-    def context_window(self) -> int:
-        return self.weights.spec.context_window
-
-    def plan(self) -> WeightPlan:
-        return self.weights
-
 
 @record()
 class PaddedView(View):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.ranking import Ranking
 from mlc_llm.tokenizers import Tokenizer
 
@@ -26,7 +27,20 @@ class UnchangedFiles:
         return None
 
 
-class TextlessFiles(UnchangedFiles):
+class PlannedFiles(UnchangedFiles):
+    """Files whose weights were planned when they were opened."""
+
+    weights: WeightPlan
+
+    @property
+    def context_window(self) -> int:
+        return self.weights.spec.context_window
+
+    def plan(self) -> WeightPlan:
+        return self.weights
+
+
+class TextlessFiles(PlannedFiles):
     """Files of what reads and writes no text by itself."""
 
     @property
