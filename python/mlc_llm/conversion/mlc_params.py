@@ -13,7 +13,7 @@ from mlc_llm.conversion.shards import ShardWriter
 from mlc_llm.errors import ModelFileError
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.mlc import TABLES
-from mlc_llm.model_files.mlc_names import HEADED, mlc_names
+from mlc_llm.model_files.mlc_names import HEAD, HEADED, mlc_names
 from mlc_llm.model_files.row_pieces import Rows, expert_pieces, weighed_pieces
 from mlc_llm.models.vectors import LAST_NORM
 from mlc_llm.models.weight_plan import WeightPlan
@@ -23,7 +23,7 @@ from mlc_llm.quantization.names import changes
 from mlc_llm.record import record
 
 Array = npt.NDArray[np.generic]
-_EMBEDDING, _HEAD, _HEAD_NAME = "token_embd.weight", "output.weight", "lm_head.weight"
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 
 @record()
@@ -99,7 +99,7 @@ def mlc_params(
     if plan.spec.tied_head and plan.spec.architecture in HEADED:
         source = sources[_EMBEDDING]
         parts = (Rows(tensors[source.tensor], source),)
-        params.append(_param(_HEAD_NAME, _HEAD, parts, scheme))
+        params.append(_param(f"{HEAD}.weight", _HEAD, parts, scheme))
     return params
 
 

@@ -13,7 +13,7 @@ from mlc_llm.loader.huggingface import state_of
 from mlc_llm.loader.mlc_shards import MLCParam, MLCShards
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.folder_texts import folder_template, token_ids
-from mlc_llm.model_files.mlc_names import names_in
+from mlc_llm.model_files.mlc_names import HEAD, names_in
 from mlc_llm.model_files.mlc_views import KINDS, GroupsView, NumbersView, WordsView
 from mlc_llm.model_files.packed_views import AwqView
 from mlc_llm.model_files.pooling import folder_pooling
@@ -53,7 +53,6 @@ _UNSAID = {
     "gpt_neox": ("hidden_act", "gelu"),
 }
 """Fields that MLC LLM's models do not say; those of all other model types: `hidden_act`, "silu"."""
-HEAD = "lm_head."
 Shape = tuple[int, ...]
 
 
@@ -76,7 +75,7 @@ class MLCModel(PlannedFiles):
         scheme = _scheme(path / CHAT_CONFIG, str(chat.get("quantization")))
         stated = config_json(path / CHAT_CONFIG, chat)
         shards = MLCShards.open(path)
-        if any(name.startswith(HEAD) for name in shards.params):  # the config may not say it
+        if any(name.startswith(f"{HEAD}.") for name in shards.params):  # the config may not say it
             stated["tie_word_embeddings"] = False
         spec = read_config(stated)
         tensors = _Tensors(spec.architecture, wanted_tensors(spec), scheme, shards).named()

@@ -28,6 +28,7 @@ _JOINED = (
 """Patterns in names of Transformers, and what MLC LLM writes instead, in this order."""
 _UNLIKE = ("gpt-oss",)
 """Architectures whose matrices MLC LLM joins in an order of its own."""
+HEAD = "lm_head"
 HEADED = ("gpt2", "starcoder2")
 """Architectures whose folders have a head, which is the embedding once more where a model has none
 of its own."""
