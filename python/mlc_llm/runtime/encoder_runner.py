@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -105,8 +104,7 @@ class EncoderRunner:
     @property
     def identity(self) -> str:
         """As of `ModelRunner`."""
-        text = f"{self.metadata.to_json()} {self._weights} {self.pooling}"
-        return hashlib.sha256(text.encode()).hexdigest()
+        return self._library.identity(self._weights, self.pooling)
 
     @property
     def launches(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import OrderedDict
 from pathlib import Path
@@ -56,8 +55,7 @@ class ImageRunner:
     @property
     def identity(self) -> str:
         """As of `ModelRunner`."""
-        text = f"{self.metadata.to_json()} {self._weights}"
-        return hashlib.sha256(text.encode()).hexdigest()
+        return self._library.identity(self._weights)
 
     @property
     def launches(self) -> int:

@@ -56,6 +56,11 @@ class Library:
     def __getitem__(self, name: str) -> Callable[..., Any]:
         return self._functions[name]
 
+    def identity(self, *more: str) -> str:
+        """A hash of the library's code, and of what else decides what is computed with it."""
+        text = " ".join(filter(None, (self.metadata.to_json(), *more)))
+        return hashlib.sha256(text.encode()).hexdigest()
+
     @property
     def launches(self) -> int:
         """See `backends.device.Functions`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -174,8 +173,7 @@ class ModelRunner:
         """A hash of the library's code and of the name of the weights' folder, which in the cache
         is a hash of the model's bytes."""
         tower = "" if self._tower is None else self._tower.identity
-        text = f"{self.metadata.to_json()} {self._weights} {tower}".rstrip()
-        return hashlib.sha256(text.encode()).hexdigest()
+        return self._library.identity(self._weights, tower)
 
     @property
     def limits(self) -> RunnerLimits:
