@@ -95,7 +95,7 @@ def test_parts_of_heads_biases_and_scales(
     pages = np.zeros((PAGES, 1, 2, PAGE * head_dim), isa.kv_dtype)
     out = np.full((TOKENS, 2 * head_dim), np.nan, np.float32)
     offsets = (0, 2 * head_dim, 3 * head_dim)
-    kernel = build(isa, rope_append, sizes, (x.shape[1],) * 3, offsets, False, has_bias)
+    kernel = build(isa, rope_append, sizes, (x.shape[1],) * 3, offsets, has_bias=has_bias)
     given = [*(biases if has_bias else []), *([rope] if dim else [])]
     kernel(x, x, x, *given, POSITIONS, NOT_READ, SLOTS, pages, out)
 
@@ -149,10 +149,12 @@ def test_queries_alone(isa: Isa, dim: int, sink_query: bool) -> None:
     for_sinks = np.array([3, 0, 2, 2, 1], np.int32)
     sizes, pages = sizes_of(isa, (2, 2, 16), dim), np.zeros((PAGES, 2, 2, PAGE * 16), isa.kv_dtype)
     expected, out = (np.zeros((TOKENS, 64 if sink_query else 32), np.float32) for _ in range(2))
-    more = (sink_query, True)
-    both = build(isa, rope_append, sizes, (96,) * 3, (32, 0, 64), *more)
+    more = {"sink_query": sink_query, "has_bias": True}
+    both = build(isa, rope_append, sizes, (96,) * 3, (32, 0, 64), **more)
     both(x, x, x, *biases, *rope, POSITIONS, for_sinks, SLOTS, pages, expected)
-    build(isa, rotate_queries, sizes, 96, 32, *more)(x, biases[0], *rope, POSITIONS, for_sinks, out)
+    build(isa, rotate_queries, sizes, 96, 32, **more)(
+        x, biases[0], *rope, POSITIONS, for_sinks, out
+    )
     assert out.any() and out.tobytes() == expected.tobytes()
 
 

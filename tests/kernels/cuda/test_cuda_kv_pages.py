@@ -50,7 +50,7 @@ def test_pages_and_queries(emulate: Emulator, sizes: Heads, has_bias: bool) -> N
     pages = np.full((PAGES, sizes.kv_heads, 2, PAGE * sizes.head_dim), 7, np.float16)
     rotated = np.zeros((m, sizes.heads * sizes.head_dim), np.float32)
     *_, pages, rotated = emulate(
-        rope_append(sizes, (int(ends[2]),) * 3, starts, has_bias),
+        rope_append(sizes, (int(ends[2]),) * 3, starts, has_bias=has_bias),
         *(qkv, qkv, qkv, *(biases if has_bias else ()), *([rope] if sizes.half else ())),
         *(POSITION.astype(np.int32), SLOT.astype(np.int32), pages, rotated),
     )

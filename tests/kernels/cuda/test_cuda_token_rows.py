@@ -95,7 +95,7 @@ def test_queries_alone_turn(emulate: Emulator) -> None:
     angles = np.random.default_rng(2).uniform(0, 7, (5, 8))
     rope = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     out = np.zeros((2, 32), np.float32)
-    found = emulate(rotate_queries(sizes, 40, 8, True), q, bias, rope, position, out)[-1]
+    found = emulate(rotate_queries(sizes, 40, 8, has_bias=True), q, bias, rope, position, out)[-1]
     x = (q[:, 8:] + bias).reshape(2, 2, 16).astype(np.float64)
     cos, sin = (rope[position, i][:, None] for i in range(2))
     low, high = x[..., :8], x[..., 8:]

@@ -73,7 +73,7 @@ class AttentionOps:
         append = rope_append(
             _heads(spec, layer.rope, self._isa.kv_dtype),
             tuple(int(one.shape[1]) for one in tensors), tuple(part.start for part in qkv),
-            spec.sink_query, biases[0] is not None,
+            sink_query=spec.sink_query, has_bias=biases[0] is not None,
         )  # fmt: skip
         given = [*tensors, *biases, layer.rope]
         args = [one for one in given if one is not None]
@@ -97,7 +97,7 @@ class AttentionOps:
             q = q._replace(tensor=normed_heads(q.tensor, [heads], [norms.query], norms.eps))
         kernel = rotate_queries(
             _heads(spec, layer.rope, self._isa.kv_dtype), int(q.tensor.shape[1]), q.start,
-            spec.sink_query, q.bias is not None,
+            sink_query=spec.sink_query, has_bias=q.bias is not None,
         )  # fmt: skip
         given = [q.tensor, q.bias, layer.rope, layer.position, layer.sink_position]
         width = (2 if spec.sink_query else 1) * spec.query_width

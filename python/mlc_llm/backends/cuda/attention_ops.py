@@ -82,8 +82,8 @@ class AttentionOps:
             _heads(spec, layer.rope, self.kv_dtype),
             tuple(int(one.shape[1]) for one in tensors),
             tuple(part.start for part in qkv),
-            biases[0] is not None,
-            spec.sink_query,
+            sink_query=spec.sink_query,
+            has_bias=biases[0] is not None,
         )
         given = [*tensors, *biases, layer.rope, *_positions(spec, layer), layer.slot, layer.pages]
         args = [one for one in given if one is not None]
@@ -103,8 +103,8 @@ class AttentionOps:
             _heads(spec, layer.rope, self.kv_dtype),
             width,
             q.start,
-            q.bias is not None,
-            spec.sink_query,
+            sink_query=spec.sink_query,
+            has_bias=q.bias is not None,
         )
         given = [q.tensor, q.bias, layer.rope, *_positions(spec, layer)]
         args = [one for one in given if one is not None]

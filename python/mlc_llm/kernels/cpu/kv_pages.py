@@ -196,6 +196,7 @@ def rope_append(
     sizes: Heads,
     widths: tuple[int, int, int],
     offsets: tuple[int, int, int],
+    *,
     sink_query: bool = False,
     has_bias: bool = False,
 ) -> PrimFunc:

@@ -93,7 +93,7 @@ def put_queries(sizes, queries, row, sink_query):
 
 @cache
 def rotate_queries(
-    sizes: Heads, width: int, offset: int, sink_query: bool = False, has_bias: bool = False
+    sizes: Heads, width: int, offset: int, *, sink_query: bool = False, has_bias: bool = False
 ) -> PrimFunc:
     """Rotates queries (halves paired, as GPT-NeoX).
 

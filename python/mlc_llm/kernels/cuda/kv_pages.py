@@ -129,8 +129,9 @@ def rope_append(
     sizes: Heads,
     widths: tuple[int, int, int],
     offsets: tuple[int, int, int],
-    has_bias: bool = False,
+    *,
     sink_query: bool = False,
+    has_bias: bool = False,
 ) -> PrimFunc:
     """Rotates queries and keys, stores keys and values in pages.
 
@@ -222,7 +223,7 @@ def rope_append(
 
 @cache
 def rotate_queries(
-    sizes: Heads, width: int, offset: int, has_bias: bool = False, sink_query: bool = False
+    sizes: Heads, width: int, offset: int, *, sink_query: bool = False, has_bias: bool = False
 ) -> PrimFunc:
     """Rotates queries alone, for a layer that reads the pages of another one; the arguments are
     those of `rope_append`: q, q_bias, rope, position, sink_position, rotated."""
