@@ -8,7 +8,7 @@ from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 from mlc_llm.serve.openai.chunk_json import ChunkJSON
 from mlc_llm.serve.openai.chunks import refusal_chunks
-from mlc_llm.serve.openai.requests import check_chat_request
+from mlc_llm.serve.openai.requests import warn_of_ignored
 
 ERROR_MODEL = "json_ffi"
 """The model's name in an error reply."""
@@ -21,7 +21,7 @@ def parse_request(text: str) -> ChatCompletionRequest:
     """
     values = parse_json_object(text, "the request")
     request = ChatCompletionRequest.parse({**values, "stream": True})
-    check_chat_request(request)
+    warn_of_ignored(request)
     return request
 
 

@@ -20,9 +20,9 @@ from mlc_llm.serve.openai.chunks import Chunk, no_reader
 from mlc_llm.serve.openai.requests import (
     ChatForm,
     ChatModel,
-    check_chat_request,
     engine_config,
     engine_request,
+    warn_of_ignored,
     without_effect,
 )
 from mlc_llm.serve.openai.tools.answer_reader import AnswerReader
@@ -88,7 +88,7 @@ ChatCall = Call[ChatCompletionStreamResponse, ChatCompletionResponse]
 
 def chat_call(request: ChatCompletionRequest, request_id: str, model: ChatModel) -> ChatCall:
     """Raises `UserError` for what no engine is needed to refuse."""
-    check_chat_request(request, without_effect(request, model.template))
+    warn_of_ignored(request, without_effect(request, model.template))
     config = engine_config(request, model)
     name = request.model or ""
     form = ChatForm(request, model)

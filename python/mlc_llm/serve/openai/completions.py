@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -22,12 +21,10 @@ from mlc_llm.serve.openai.answers import GatheredChoice
 from mlc_llm.serve.openai.calls import Call, Part
 from mlc_llm.serve.openai.chunks import ChoicePiece, Chunk, check_failure
 from mlc_llm.serve.openai.completion_logprobs import TokenLists, joined
-from mlc_llm.serve.openai.requests import ChatModel
+from mlc_llm.serve.openai.requests import ChatModel, warn_of_ignored
 from mlc_llm.serve.request import Request
 
 Prompt = str | list[int]
-
-_log = logging.getLogger(__name__)
 
 
 def completion_call(
@@ -54,9 +51,7 @@ def _check(request: CompletionRequest) -> None:
     """Raises `InvalidField` for what this version cannot do."""
     if request.suffix:
         raise InvalidField("suffix", request.suffix, "text cannot be inserted before a suffix")
-    unknown = request.unknown_fields()
-    if unknown:
-        _log.warning("fields of the request that have no effect: %s", ", ".join(unknown))
+    warn_of_ignored(request)
 
 
 class _Making:

@@ -9,7 +9,6 @@ texts roughly.
 from __future__ import annotations
 
 import base64
-import logging
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
@@ -30,7 +29,7 @@ from mlc_llm.protocol.prompt_field import Prompt
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.openai.calls import Call, Part
 from mlc_llm.serve.openai.chunks import Chunk, check_failure
-from mlc_llm.serve.openai.requests import ChatModel
+from mlc_llm.serve.openai.requests import ChatModel, warn_of_ignored
 from mlc_llm.serve.request import Request
 
 INPUTS_OF_AN_ANSWER = 8
@@ -38,8 +37,6 @@ INPUTS_OF_AN_ANSWER = 8
 
 EmbeddingCall = Call[NoReturn, EmbeddingResponse]
 Vector = npt.NDArray[np.float32]
-
-_log = logging.getLogger(__name__)
 
 
 def embedding_call(request: EmbeddingRequest, request_id: str, model: ChatModel) -> EmbeddingCall:
@@ -50,9 +47,7 @@ def embedding_call(request: EmbeddingRequest, request_id: str, model: ChatModel)
     size = model.hidden_size
     if request.dimensions is not None and request.dimensions > size:
         raise InvalidField("dimensions", request.dimensions, f"this model's vectors have {size}")
-    unknown = request.unknown_fields()
-    if unknown:
-        _log.warning("fields of the request that have no effect: %s", ", ".join(unknown))
+    warn_of_ignored(request)
     inputs, model = request.inputs, model.named(request.model)
     ids = [request_id if len(inputs) == 1 else f"{request_id}-{i}" for i in range(len(inputs))]
     pairs = zip(ids, inputs, strict=True)

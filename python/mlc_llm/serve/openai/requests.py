@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import InvalidField
 from mlc_llm.images.reader import ImageReader
+from mlc_llm.protocol.base import AnswerModel
 from mlc_llm.protocol.chat_parameters import (
     AnyParameters,
     ChatParameters,
@@ -33,7 +34,6 @@ from mlc_llm.tokenizers import Tokenizer
 __all__ = [
     "ChatForm",
     "ChatModel",
-    "check_chat_request",
     "completion_request_of",
     "conversation_prompt",
     "embedding_request_of",
@@ -41,6 +41,7 @@ __all__ = [
     "engine_request",
     "request_of",
     "request_prompt",
+    "warn_of_ignored",
     "without_effect",
 ]
 
@@ -94,7 +95,7 @@ def without_effect(
     return found
 
 
-def check_chat_request(request: ChatCompletionRequest, more: Sequence[str] = ()) -> None:
+def warn_of_ignored(request: AnswerModel, more: Sequence[str] = ()) -> None:
     """Log the fields without effect. more: those that are known."""
     unknown = [*request.unknown_fields(), *more]
     if unknown:
@@ -127,7 +128,7 @@ def conversation_prompt(
     if request.tool_choice == "required":
         allowed = "Invalid tool_choice value; only the engines of OpenAI's API read calls"
         raise InvalidField("tool_choice", request.tool_choice, allowed)
-    check_chat_request(request)
+    warn_of_ignored(request)
     return request_prompt(
         request, tokenizer=tokenizer, template=template, context=context, images=images
     )

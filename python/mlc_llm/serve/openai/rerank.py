@@ -6,7 +6,6 @@ vector of its prompt's last token. The answer has the sigmoid of the number.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -24,12 +23,10 @@ from mlc_llm.serve.openai.calls import Call, Part
 from mlc_llm.serve.openai.chunks import Chunk, check_failure
 from mlc_llm.serve.openai.embeddings import INPUTS_OF_AN_ANSWER, Unstreamed, vector_request
 from mlc_llm.serve.openai.rank_prompts import Prompts, prompts_of
-from mlc_llm.serve.openai.requests import ChatModel
+from mlc_llm.serve.openai.requests import ChatModel, warn_of_ignored
 from mlc_llm.serve.request import NO_SCORES, Request
 
 RerankCall = Call[NoReturn, RerankResponse]
-
-_log = logging.getLogger(__name__)
 
 
 def rerank_call(request: RerankRequest, request_id: str, model: ChatModel) -> RerankCall:
@@ -40,9 +37,7 @@ def rerank_call(request: RerankRequest, request_id: str, model: ChatModel) -> Re
     if model.scores > 1:
         words = f"this model gives {model.scores} scores to a pair of texts"
         raise UserError(f"{words}: reranking needs one that gives a single score")
-    unknown = request.unknown_fields()
-    if unknown:
-        _log.warning("fields of the request that have no effect: %s", ", ".join(unknown))
+    warn_of_ignored(request)
     prompts = prompts_of(request, model)
     ids = [f"{request_id}-{i}" for i in range(len(request.documents))]
     parts = [Part(one, 1, _Making(one, i, prompts, model)) for i, one in enumerate(ids)]
