@@ -151,7 +151,7 @@ def prepare(
     given = [x, x if weight is None else weight, *([] if bias is None else [bias])]
     if not isa.integer or fmt.is_float:
         y = np.full((m, k), np.nan, np.float32)
-        build(isa, activation.floats, kind, k, isa, eps)(*given, y)
+        build(isa, activation.floats, kind, k, eps)(*given, y)
         return [y]
     if fmt.is_fixed_point:
         y = np.full((m, quant_blocks.row_width(k)), -1, np.int32)

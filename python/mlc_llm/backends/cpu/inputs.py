@@ -95,14 +95,14 @@ class Input:
         groups, width = matrix.columns // matrix.fmt.group, quantized_width(matrix.fmt.group)
         return Tensor.placeholder([rows, groups, width], "int32")
 
-    def as_floats(self, columns: int, isa: Isa, scratch: Scratch) -> Tensor:
+    def as_floats(self, columns: int, scratch: Scratch) -> Tensor:
         """The input as float32 [tokens, columns]."""
-        return self.x if self.kind == "plain" else self._as_floats(columns, isa, scratch)
+        return self.x if self.kind == "plain" else self._as_floats(columns, scratch)
 
-    def _as_floats(self, k: int, isa: Isa, scratch: Scratch) -> Tensor:
+    def _as_floats(self, k: int, scratch: Scratch) -> Tensor:
         """The same as a tensor of its own, made once."""
         if self._floats is None:
-            out, kernel = float_tensor(self.x.shape[0], k), floats(self.kind, k, isa, self.eps)
+            out, kernel = float_tensor(self.x.shape[0], k), floats(self.kind, k, self.eps)
             name = f"{self.kind}_{k}"
             self._floats = scratch.call(kernel, name, self.arguments, out)
         return self._floats
@@ -112,7 +112,7 @@ class Input:
         kind, args, eps = self.kind, self.arguments, self.eps
         m, k, group = self.x.shape[0], matrix.columns, matrix.fmt.group
         if not isa.integer or matrix.fmt.reads_floats:
-            return self._as_floats(k, isa, scratch)
+            return self._as_floats(k, scratch)
         if matrix.fmt.is_fixed_point:
             if fast is not None:
                 out = Tensor.placeholder([m + TILE_ROWS, row_width(k)], "int32")

@@ -201,7 +201,7 @@ class CpuOps(AttentionOps, PlainRows):
         if inputs is None:
             return self._plain_product(matrix, given, add_to)
         if add_to is not None and KINDS[given.kind].norm:  # it may be a norm of what is added to
-            given = Input("plain", given.as_floats(matrix.columns, self._isa, self._scratch))
+            given = Input("plain", given.as_floats(matrix.columns, self._scratch))
         y = self._plain_product(matrix, given, add_to, inputs)
         return self._adapted.add_to(y, given, inputs, matrix.fmt)
 
@@ -299,7 +299,7 @@ class CpuOps(AttentionOps, PlainRows):
 
     def token_shift(self, x: Tensor | Input, factors: Tensor, inputs: StateInputs) -> list[Input]:
         given = x if isinstance(x, Input) else Input("plain", x)
-        wide = given.as_floats(int(factors.shape[1]), self._isa, self._scratch)
+        wide = given.as_floats(int(factors.shape[1]), self._scratch)
         mixed = shifted_tokens(wide, factors, inputs, self._scratch)
         return [Input("plain", one) for one in mixed]
 

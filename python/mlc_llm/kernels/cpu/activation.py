@@ -63,7 +63,7 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
 
 
 @cache
-def floats(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
+def floats(kind: str, k: int, eps: float = 0.0) -> tvm.tirx.PrimFunc:
     """Kernel of (X, weight, bias, Y) for float kernels. k is a multiple of 8."""
     L, width = 8, input_width(kind, k)
 
