@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mlc_llm import __version__
+from mlc_llm.cli import elsewhere
 from mlc_llm.cli.__main__ import main
 from mlc_llm.cli.commands import COMMANDS
 from mlc_llm.cli.guard import USER_ERROR
@@ -57,6 +58,10 @@ def test_the_reference_page_is_up_to_date() -> None:
         ([], "COMMAND"),
         (["nonsense"], "mlc_llm: error: there is no command 'nonsense' (see mlc_llm --help)"),
         (["generat", "x"], "there is no command 'generat'; did you mean generate?"),
+        (["run", "llama3.2"], "there is no command 'run'; did you mean chat?"),
+        (["create", "x"], "there is no command 'create'; did you mean convert_weight?"),
+        (["serve", "--max-model-len=9"], "no option --max-model-len; did you mean --context?"),
+        (["generate", "x", "--verbose"], "no option --verbose; did you mean --stats?"),
         (["serve", "--model", "a", "--model", "b"], "--model is given twice: give several models"),
         (["--quiet", "generate", "x"], "the command comes first, and --quiet after it"),
         (["generate", "--max-tokens", "many", "x"], "invalid int value"),
@@ -83,6 +88,14 @@ def test_wrong_usage_is_one_line(
     assert ended.value.code == 2
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_names_of_other_programs_lead_to_ours() -> None:
+    parsers = subparsers(build_parser(NAMES))
+    options = {flag for one in parsers.values() for flag in one._option_string_actions}
+    assert set(elsewhere.COMMANDS.values()) <= set(NAMES)
+    assert {f"--{name}" for name in elsewhere.OPTIONS.values()} <= options
+    assert not set(elsewhere.COMMANDS) & set(NAMES)
 
 
 def test_two_dashes_are_a_value_behind_an_equals_sign() -> None:

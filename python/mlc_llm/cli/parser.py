@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from mlc_llm import __version__
+from mlc_llm.cli import elsewhere
 from mlc_llm.cli.commands import COMMANDS, Command
 from mlc_llm.cli.guard import EXIT_CODES, USER_ERROR
 
@@ -43,7 +44,8 @@ class Parser(argparse.ArgumentParser):
         if option is None:
             self.error(f"one argument too many: {words[0]!r}; a text with spaces needs quotes")
         known = [name for action in self._actions for name in action.option_strings]
-        self.error(f"there is no option {option}{_meant(option, known)}")
+        meant = _meant(option, known, elsewhere.OPTIONS)
+        self.error(f"there is no option {option}{meant}")
 
     def _check_first(self, words: Sequence[str], names: Mapping[str, Parser]) -> None:
         """Check the first word: a command, or an option that needs no command."""
@@ -52,7 +54,8 @@ class Parser(argparse.ArgumentParser):
         if first.startswith("-") and first not in alone:
             self.error(f"the command comes first, and {first} after it: {self.prog} COMMAND ...")
         if words and first not in names and first not in alone:
-            self.error(f"there is no command {first!r}{_meant(first, names)}")
+            meant = _meant(first, names, elsewhere.COMMANDS)
+            self.error(f"there is no command {first!r}{meant}")
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, Parser]:
@@ -63,14 +66,16 @@ def subparsers(parser: argparse.ArgumentParser) -> dict[str, Parser]:
     raise AssertionError("the parser has no commands")
 
 
-def _meant(typed: str, known: Iterable[str]) -> str:
-    """A hint: the known name that begins with the typed one, or else the most similar one."""
+def _meant(typed: str, known: Iterable[str], others: Mapping[str, str]) -> str:
+    """A hint: the known name that begins with the typed one, or else the most similar one; before
+    both, what the name means in other programs (`others`)."""
     from difflib import get_close_matches
 
     names = {name.lstrip("-"): name for name in known}  # all of them have the dashes
     word = typed.lstrip("-")[:64]
+    same = [name for name in names if name == others.get(word)]
     longer = [name for name in names if word and name.startswith(word)]
-    found = longer or get_close_matches(word, names, n=1, cutoff=LIKENESS)
+    found = same or longer or get_close_matches(word, names, n=1, cutoff=LIKENESS)
     return f"; did you mean {names[found[0]]}?" if found else ""
 
 
