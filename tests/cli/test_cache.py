@@ -183,7 +183,8 @@ def test_a_part_of_a_download_is_shown_and_removed(
         (["remove", "ann", "--all"], "say what to remove: NAME, --made or --all, one of them"),
         (["remove", "--made", "--all"], "say what to remove"),
         (["remove"], "say what to remove"),
-        (["pull", "user/repo"], "'user/repo' cannot be downloaded; give HF://user/repo, "),
+        (["pull", "llama3.2"], "'llama3.2' cannot be downloaded; give HF://user/repo, "),
+        (["pull", "user/repo"], "'user/repo' cannot be downloaded; did you mean HF://user/repo?"),
         (["pull", "HF://user"], "model = 'HF://user' is not allowed"),
     ],
 )

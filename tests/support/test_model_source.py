@@ -73,6 +73,34 @@ def test_nothing_there(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "\n" not in message and len(message) < 500 and repr(model)[:50] in message
 
 
+@pytest.mark.parametrize(
+    ("model", "meant"),
+    [
+        ("Qwen/Qwen3-0.6B", "HF://Qwen/Qwen3-0.6B"),
+        ("Qwen/Qwen3-0.6B-GGUF:Q8_0", "HF://Qwen/Qwen3-0.6B-GGUF:Q8_0"),
+        ("hf.co/user/repo", "HF://user/repo"),
+        ("huggingface.co/user/repo/a.gguf", "HF://user/repo/a.gguf"),
+    ],
+)
+def test_names_of_hugging_face_lead_to_addresses(
+    model: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFound, match=rf"no such file or folder; did you mean {meant}\?$"):
+        resolve_model(model)
+
+
+@pytest.mark.parametrize("model", ["llama3.2", "models/a.gguf", "./user/repo", "/user/repo"])
+def test_other_names_are_told_the_forms(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ModelNotFound, match=r"or folder; give a \.gguf file, .* or HF://user/repo$"
+    ):
+        resolve_model(model)
+
+
 def test_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="no mlc-chat-config"):
         resolve_model(str(tmp_path))

@@ -11,7 +11,7 @@ from mlc_llm.cli.guard import OK
 from mlc_llm.errors import UserError
 from mlc_llm.support.cached import bytes_in
 from mlc_llm.support.gguf_parts import same_model
-from mlc_llm.support.hub_address import FORMS
+from mlc_llm.support.hub_address import FORMS, meant_address
 from mlc_llm.support.model_source import ModelSource, fetched, resolve_model
 from mlc_llm.support.progress import set_quiet
 
@@ -29,7 +29,9 @@ def run(args: argparse.Namespace) -> int:
     """Download and print where the model lies. Raises what `resolve_model` raises."""
     set_quiet(args.quiet)
     if args.model is not None and "://" not in args.model:
-        raise UserError(f"{args.model!r} cannot be downloaded; give {FORMS}")
+        meant = meant_address(args.model)
+        hint = f"did you mean {meant}?" if meant else f"give {FORMS}"
+        raise UserError(f"{args.model!r} cannot be downloaded; {hint}")
     source = resolve_model(None) if args.model is None else fetched(args.model, renew=True)
     if args.json:
         sys.stdout.write(json.dumps(_values(source), indent=2) + "\n")

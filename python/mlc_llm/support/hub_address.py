@@ -19,6 +19,7 @@ _ADDRESS = re.compile(
     r"(?::([^/]+)|/(?:(?:resolve|blob)/main/)?(.+))?",
     re.IGNORECASE,
 )
+_SITE = re.compile(r"\A(?:hf|huggingface)\.co/", re.IGNORECASE)
 
 
 @record()
@@ -60,3 +61,15 @@ def parse_address(model: str) -> Address:
     if file is not None and not file.lower().endswith(".gguf"):
         raise InvalidField("model", model, "a file in a repository must be a .gguf file")
     return Address(user, repo, tag, file)
+
+
+def meant_address(model: str) -> str:
+    """The address that a name without `HF://` may stand for, such as `user/repo` and
+    `hf.co/user/repo`; else an empty text."""
+    rest, sites = _SITE.subn("", model)
+    if not sites and model.lower().endswith(".gguf"):
+        return ""  # a path
+    try:
+        return str(parse_address(f"HF://{rest}"))
+    except InvalidField:
+        return ""

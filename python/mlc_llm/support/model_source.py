@@ -11,7 +11,7 @@ from mlc_llm.record import record
 from mlc_llm.support.default_model import DEFAULT_MODEL
 from mlc_llm.support.download import packaged_file
 from mlc_llm.support.gguf_parts import is_later_part, is_tower, stem_of
-from mlc_llm.support.hub_address import parse_address
+from mlc_llm.support.hub_address import meant_address, parse_address
 from mlc_llm.support.hub_choice import CHAT_CONFIG, CONFIG
 from mlc_llm.support.hub_model import fetched_model
 
@@ -76,7 +76,9 @@ def _gguf(path: Path) -> ModelSource:
 
 def _local(path: Path, model: str) -> ModelSource:
     if not model or not path.exists():
-        raise ModelNotFound(f"model {_short(model)}: no such file or folder; give {_FORMS}")
+        meant = meant_address(model)
+        hint = f"did you mean {meant}?" if meant else f"give {_FORMS}"
+        raise ModelNotFound(f"model {_short(model)}: no such file or folder; {hint}")
     if not path.is_dir():
         return _gguf(path)
     names = sorted(child.name for child in path.iterdir() if child.is_file())
