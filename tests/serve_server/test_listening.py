@@ -200,6 +200,8 @@ def test_a_port_in_use() -> None:
         (["--max-queue", "-1"], "--max-queue"),
         (["--drain-seconds", "nan"], "--drain-seconds"),
         (["--max-open-models", "2"], "--max-open-models"),
+        (["--cors-origin", "example.org"], "--cors-origin = 'example.org' is not allowed"),
+        (["--allow-host", "box:80"], "--allow-host = 'box:80' is not allowed"),
         (["--model", "mock://echo"], "--model"),
         (["mock://echo"], "NAME=MODEL"),
         (["/no/such/model.gguf"], "/no/such/model.gguf"),

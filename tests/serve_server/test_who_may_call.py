@@ -86,6 +86,7 @@ def test_foreign_host_names_are_refused(server: Running) -> None:
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", ""):
         reply = server.call("GET", "/health", headers={"host": host})
         assert reply.status == 403 and reply.error["code"] == "unknown_host", host
+        assert repr(host) in reply.error["message"]
 
 
 def test_foreign_web_pages_are_refused(server: Running) -> None:
@@ -95,6 +96,7 @@ def test_foreign_web_pages_are_refused(server: Running) -> None:
     for origin in ("https://evil.example", "null", f"http://{own}.evil.example"):
         reply = server.call("GET", "/v1/models", headers={"origin": origin, "host": own})
         assert reply.status == 403 and reply.error["code"] == "unknown_origin"
+        assert repr(origin) in reply.error["message"]
     assert "access-control-allow-origin" not in server.call("GET", "/health", headers=good).headers
 
 
@@ -118,6 +120,32 @@ def test_hosts_and_pages_can_be_allowed() -> None:
         assert reply.headers["access-control-allow-origin"] == "https://page.example"
         preflight = {**headers, "access-control-request-method": "POST"}
         assert server.call("OPTIONS", "/v1/models", headers=preflight).status == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["example.org", "https://example.org/", "https://Example.org", "localhost:3000", ""]
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(InvalidField, match=r"such as https://example\.org"):
+        ServerSettings(allowed_origins=(origin,)).check()
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "null", "http://localhost:3000", "http://[::1]:80", "chrome-extension://abc"]
+)
+def test_origins_that_browsers_send(origin: str) -> None:
+    ServerSettings(allowed_origins=("https://a.example", origin)).check()
+
+
+@pytest.mark.parametrize("host", ["http://box.local", "box.local:8000", "[::1]", ""])
+def test_a_host_that_is_no_name_is_refused(host: str) -> None:
+    with pytest.raises(InvalidField, match=r"such as box\.local"):
+        ServerSettings(allowed_hosts=(host,)).check()
+
+
+@pytest.mark.parametrize("host", ["*", "box.local", "Box", "192.168.1.5", "fe80::1"])
+def test_host_names(host: str) -> None:
+    ServerSettings(allowed_hosts=(host,)).check()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])

@@ -29,6 +29,8 @@ FLAGS = {
     "kv_events.replay_endpoint": "--kv-events-replay",
     "kv_events.endpoint": "--kv-events",
     "served_model_name": "--served-model-name",
+    "cors_origin": "--cors-origin",
+    "allow_host": "--allow-host",
     "tls_cert": "--tls-cert",
     "tls_key": "--tls-key",
     **overrides.FLAGS,

@@ -50,12 +50,13 @@ class Guard:
             # A proxy that believes the other one would take the rest for a request of its own.
             words = "a request has either Transfer-Encoding or Content-Length"
             raise HTTPError(400, words, headers={"connection": "close"})
-        if self._settings.unix_socket is None and not self._is_known_host(headers.get("host", "")):
-            words = "this server is not known by that host name; --allow-host adds one"
+        host = headers.get("host", "")
+        if self._settings.unix_socket is None and not self._is_known_host(host):
+            words = f"this server is not known as {host[:200]!r}; --allow-host adds a name"
             raise HTTPError(403, words, kind="permission_error", code="unknown_host")
         origin = headers.get("origin")
-        if origin is not None and not self._is_known_origin(origin, headers.get("host", "")):
-            words = "web pages of that origin may not call this server; --cors-origin adds one"
+        if origin is not None and not self._is_known_origin(origin, host):
+            words = f"pages of {origin[:200]!r} may not call this server; --cors-origin adds one"
             raise HTTPError(403, words, kind="permission_error", code="unknown_origin")
         if not self._keys:
             return ANYBODY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
@@ -15,6 +16,8 @@ from mlc_llm.serve.server.limits.tenants import Keyring
 OnStall = Literal["wait", "restart", "exit"]
 ON_STALL: tuple[OnStall, ...] = ("wait", "restart", "exit")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\sA-Z/]+")
+_HOST_NAME = re.compile(r"\*|[^\s:/\[]+|[\da-fA-F:.]*:[\da-fA-F:.]*:[\da-fA-F:.]*")
 
 
 @record()
@@ -96,6 +99,14 @@ class ServerSettings:
             raise InvalidField("host", self.host, allowed)
         if (self.certificate is None) != (self.certificate_key is None):
             raise InvalidField("tls_cert", str(self.certificate), "give --tls-cert and --tls-key")
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                allowed = "should be as browsers send it, such as https://example.org, or *"
+                raise InvalidField("cors_origin", origin, allowed)
+        for host in self.allowed_hosts:
+            if not _HOST_NAME.fullmatch(host):
+                allowed = "should be a name without scheme and port, such as box.local, or *"
+                raise InvalidField("allow_host", host, allowed)
 
     @property
     def can_reload(self) -> bool:
