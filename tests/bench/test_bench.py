@@ -118,6 +118,22 @@ def test_errors_are_counted_by_kind(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "errors at concurrency 200: status 503" in capsys.readouterr().out
 
 
+def test_the_first_request_says_why_it_failed(
+    server: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(server, "--requests", "1", "--ignore-eos") == 1
+    assert "failed: status 400: debug_config" in capsys.readouterr().err
+
+
+def test_reasons_of_refusals() -> None:
+    head = b"HTTP/1.1 400 X\r\n\r\n"
+    said = {b'{"error": {"message": "x y"}}': "x y", b'{"error": 3}': "", b"<html>": "", b"": ""}
+    for body, words in said.items():
+        with scripted(head + body) as port:
+            result = asyncio.run(send(target(port), "a", 3))
+        assert (result.error, result.said) == ("status 400", words)
+
+
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n9\r\ndata"
 ANSWERS = {
     b"HTTP/1.1 500 X\r\n\r\n": "status 500",

@@ -7,6 +7,7 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from mlc_llm.record import record
 
 MAX_LINE = 1 << 20
+SAID_S = 1.0
+"""The words of a refusal have so long to come: they are not what is measured."""
 
 
 @record()
@@ -47,6 +50,8 @@ class Result:
     """The server told its tokens."""
     error: str | None = None
     """The kind of the failure; None: the answer came to its end."""
+    said: str = ""
+    """What the server said of a request that it refused."""
 
 
 class Failed(Exception):
@@ -124,6 +129,7 @@ async def _read(reader: asyncio.StreamReader, result: Result, started: float) ->
         name, _, value = line.lower().partition(b":")
         chunked = chunked or (name == b"transfer-encoding" and b"chunked" in value)
     if status[1] != b"200":
+        result.said = await _said(reader)
         raise Failed(f"status {status[1].decode('latin-1')[:3]}")
     last = started
     async for data in _events(_lines(_bytes(reader, chunked))):
@@ -131,6 +137,14 @@ async def _read(reader: asyncio.StreamReader, result: Result, started: float) ->
             return
         last = _take(json.loads(data), result, started, last)
     raise Failed("cut: the stream ended without [DONE]")
+
+
+async def _said(reader: asyncio.StreamReader) -> str:
+    """The message of an error in OpenAI's shape, else nothing."""
+    with suppress(asyncio.TimeoutError, ValueError, KeyError, TypeError):
+        body = await asyncio.wait_for(reader.read(1 << 16), SAID_S)
+        return str(json.loads(body)["error"]["message"])[:500]
+    return ""
 
 
 def _take(event: Any, result: Result, started: float, last: float) -> float:

@@ -124,7 +124,8 @@ async def _measure(
     for wanted, _ in zip(requests_of(work, -1), range(args.warm_up), strict=False):
         first = await send(target, wanted.prompt, wanted.answer_tokens)
         if first.error is not None:
-            raise MLCError(f"{args.url}: the first request failed: {first.error}")
+            why = f"{first.error}: {first.said}" if first.said else first.error
+            raise MLCError(f"{args.url}: the first request failed: {why}")
     points = []
     for number, load in enumerate(loads):
         if args.rate is not None:
