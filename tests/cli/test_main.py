@@ -48,6 +48,14 @@ def test_every_argument_is_explained(name: str) -> None:
     assert [action.dest for action in parser._actions if not action.help] == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_help_has_more_than_the_default_and_names_all_choices(name: str) -> None:
+    for action in subparsers(build_parser(NAMES))[name]._actions:
+        words = str(action.help)
+        assert not words.startswith("(default"), action.dest
+        assert [one for one in action.choices or () if str(one) not in words] == [], action.dest
+
+
 def test_the_reference_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == render()
 

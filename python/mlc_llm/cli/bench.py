@@ -74,7 +74,11 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
         "may ignore or refuse it)",
     )  # fmt: skip
     group.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="(default: %(default)s)"
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0: always the likeliest token (default: %(default)s)",
     )
     group.add_argument(
         "--seed", type=int, default=0, metavar="N",

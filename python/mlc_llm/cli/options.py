@@ -61,7 +61,9 @@ def add_model(
         help="a .gguf file, a model folder, or HF://user/repo "
         "(default: SmolLM2-135M-Instruct, downloaded once)",
     )
-    group.add_argument("--device", default="auto", help="where to run (default: %(default)s)")
+    group.add_argument(
+        "--device", default="auto", help="where to run: auto, cpu or cuda (default: %(default)s)"
+    )
     if system:
         group.add_argument("--system", help="the system message, instead of the model's own")
 
@@ -86,8 +88,9 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
         "--speculative",
         choices=SPECULATIVE_MODES,
         metavar="NAME",
-        help="draft tokens, for the same answer in less time: prompt_lookup, or small_draft, eagle "
-        f"or medusa with --draft-model (default: {EngineConfig.speculative_mode})",
+        help="draft tokens, for the same answer in less time: auto, prompt_lookup, disable, or "
+        "small_draft, eagle or medusa with --draft-model (default: "
+        f"{EngineConfig.speculative_mode})",
     )
     group.add_argument(
         "--draft-model",

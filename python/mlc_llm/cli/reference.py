@@ -23,6 +23,7 @@ traceback. Progress and notes go to standard error, answers to standard output.
 | variable | meaning |
 |---|---|
 | `MLC_LLM_HOME` | the cache folder (default: `mlc_llm` in the usual place for caches) |
+| `MLC_LLM_API_KEY` | a key of `serve`, and the key that commands with `--url` send |
 | `MLC_LLM_QUIET` | 1: show no progress |
 | `MLC_LLM_DEVICE` | `cpu`: Python programs that name an accelerator (`cuda`) run on the CPU |
 | `MLC_LLM_KERNELS` | kernels by name, as `compile --kernels` takes them |

@@ -55,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)"
     )
-    group.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
+    port = "the port to listen on; 0: a free one (default: %(default)s)"
+    group.add_argument("--port", type=int, default=8000, help=port)
     group.add_argument("--unix-socket", type=Path, metavar="FILE", help="listen on a unix socket")
     group.add_argument(
         "--served-model-name",
@@ -97,8 +98,9 @@ def _add_logs(group: argparse._ArgumentGroup) -> None:
         "--log-format",
         choices=("text", "json", "off"),
         default="text",
-        help="how requests are logged, a line each, without what they say; with json all lines of "
-        "the log are JSON (default: %(default)s)",
+        metavar="NAME",
+        help="how requests are logged, a line each, without what they say: text, json (then all "
+        "lines of the log are JSON), or off (default: %(default)s)",
     )
     group.add_argument(
         "--otlp-traces-endpoint",
