@@ -40,6 +40,16 @@ def test_the_ropes_are_those_of_a_config(fields: dict[str, Any], context: int) -
     assert again.ropes == rescaled(read_config(LLAMA), {"rope_type": "linear", "factor": 3.0}).ropes
 
 
+def test_the_older_name_of_the_type() -> None:
+    for named in ({"type": "yarn"}, {"type": "yarn", "rope_type": "yarn"}):
+        fields = {**named, "factor": 4.0}
+        assert rescaled(read_config(LLAMA), fields) == rescaled(
+            read_config(LLAMA), {"rope_type": "yarn", "factor": 4.0}
+        )
+    with pytest.raises(InvalidField, match="type"):
+        rescaled(read_config(LLAMA), {"type": "yarn", "rope_type": "linear", "factor": 4.0})
+
+
 def test_long_rope() -> None:
     fields = {**LONG, "long_factor": DIVISORS, "original_max_position_embeddings": 128}
     spec = rescaled(read_config(LLAMA), fields)

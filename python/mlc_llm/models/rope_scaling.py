@@ -45,9 +45,19 @@ def check_scaling(fields: Mapping[str, object]) -> None:
         raise InvalidField(f"{NAME}.factor", factor, "a number from 1 to 1024")
 
 
+def _named_anew(fields: Mapping[str, object]) -> Mapping[str, object]:
+    """With `rope_type`, whose older name is `type`; some files have both."""
+    rest = {name: value for name, value in fields.items() if name != "type"}
+    kind = fields.get("type")
+    if kind is None or rest.get("rope_type", kind) != kind:
+        return fields
+    return {**rest, "rope_type": kind}
+
+
 def rescaled(spec: ModelSpec, fields: Mapping[str, object]) -> ModelSpec:
     """With this scaling in the layers that see everything, in place of what the files say, and the
     context that follows from it. Raises InvalidField, UnsupportedModel."""
+    fields = _named_anew(fields)
     check_scaling(fields)
     wide = [one for one in spec.attention_layers.values() if one.window is one.reach is None]
     chosen = {one.rope for one in wide if one.rope is not None}
