@@ -212,7 +212,8 @@ def test_a_bad_tool_choice_is_refused(choice: Any, tools: Any) -> None:
 
 
 def test_a_choice_of_no_tool_has_the_known_words() -> None:
-    with pytest.raises(InvalidField, match="Invalid tool_choice value"):
+    words = "Invalid tool_choice value; should be none, auto, required or one of the tools: "
+    with pytest.raises(InvalidField, match=words):
         chat(tools=[TOOL], tool_choice="g")
 
 

@@ -52,6 +52,14 @@ def test_requests_for_nothing(server: Running) -> None:
         assert found["done"] and found["done_reason"] == "load"
 
 
+def test_what_the_command_line_does_is_named(server: Running) -> None:
+    calls = (("POST", "pull"), ("POST", "create"), ("DELETE", "delete"))
+    for method, path in calls:
+        reply = server.call(method, f"/api/{path}", {"model": "llama3.2"})
+        assert reply.status == 404 and "mlc_llm pull" in reply.json["error"]
+    assert "mlc_llm" not in server.call("POST", "/api/nothing", {}).json["error"]
+
+
 def test_embeddings(server: Running) -> None:
     body = {"model": "default", "input": ["ab", "c"], "truncate": True, "options": {"num_gpu": 1}}
     reply = server.call("POST", "/api/embed", body)

@@ -242,7 +242,9 @@ class ChatCompletionRequest(_SamplingFields):
             raise checks.refuse(f"tools[{twice}].function.name", names[twice], "it is given twice")
         chosen = self.chosen_tool
         if chosen is not None and chosen not in names:
-            allowed = "Invalid tool_choice value; it names none of the tools"
+            known = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "there are none"
+            allowed = f"should be none, auto, required or one of the tools: {known}"
+            allowed = f"Invalid tool_choice value; {allowed}"
             raise checks.refuse("tool_choice", self.tool_choice, allowed)
         if self.tool_choice == "required" and not names:
             allowed = "Invalid tool_choice value; there are no tools to choose from"

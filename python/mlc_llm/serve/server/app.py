@@ -85,6 +85,8 @@ DEBUG_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/debug/cuda_profiler_stop", debug.cuda_profiler),
 )
 """Not there without `--enable-debug`."""
+OLLAMA_MODELS = tuple(f"/api/{name}" for name in ("pull", "create", "copy", "push", "delete"))
+"""What Ollama's server does with models, and ours does not."""
 
 
 def create_app(context: ServerContext) -> Starlette:
@@ -157,5 +159,7 @@ def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
     words = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    if request.url.path in OLLAMA_MODELS:
+        words += "; mlc_llm pull and mlc_llm convert_weight make models, mlc_llm serve names them"
     found = HTTPError(error.status_code, words, code=code, headers=error.headers)
     return error_response(found, request.url.path)
