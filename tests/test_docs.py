@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from mlc_llm import errors
+from mlc_llm.protocol.chat_parameters import ChatParameters
+from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 from mlc_llm.serve.async_engine import AsyncMLCEngine
 from mlc_llm.serve.metrics import EngineMetricsRecorder, RequestMetrics
 
@@ -92,6 +94,13 @@ def test_every_error_is_in_the_tree() -> None:
     kinds = [name for name, kind in vars(errors).items() if inspect.isclass(kind)]
     assert len(kinds) > 9
     assert [name for name in kinds if not re.search(rf"\b{name}\b", tree)] == []
+
+
+def test_every_field_for_extra_body_is_named() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(\w+)`", text.partition("Fields for `extra_body`: ")[2].partition(".")[0])
+    parameters = {*ChatParameters.__required_keys__, *ChatParameters.__optional_keys__}
+    assert sorted(named) == sorted(set(ChatCompletionRequest.model_fields) - parameters)
 
 
 def test_every_metric_is_documented() -> None:

@@ -138,6 +138,13 @@ def test_wrong_completions_are_refused(
     assert running(engine) == 0
 
 
+def test_the_newer_name_of_the_limit(engine: MLCEngine) -> None:
+    answer = chat(engine, "abcdef", max_completion_tokens=2, max_tokens=4)
+    assert answer.choices[0].message.content == "ab"
+    with pytest.raises(TypeError, match=r"argument 'top_k'; more fields go into extra_body$"):
+        chat(engine, "a", top_k=1)
+
+
 def test_wrong_chats_are_refused_before_anything_is_read(engine: MLCEngine) -> None:
     with pytest.raises(UserError, match="max_tokens"):
         stream(engine, "a", max_tokens=-3)

@@ -58,6 +58,8 @@ class _NeededForChat(TypedDict):
 class ChatArguments(_NeededForChat, SamplingParameters, total=False):
     """The arguments of `chat.completions.create` but for `stream`."""
 
+    max_completion_tokens: int | None
+    """OpenAI's newer name of `max_tokens`. It goes before the other one."""
     logprobs: bool
     """Report the log-probability of each token."""
     top_logprobs: int
@@ -141,6 +143,7 @@ def check_names(given: Iterable[str], of: type = ChatParameters) -> None:
     names, needed = set(given), of.__required_keys__  # type: ignore[attr-defined]
     known = needed | of.__optional_keys__  # type: ignore[attr-defined]
     for name in sorted(names - known):
-        raise TypeError(f"create() got an unexpected keyword argument {name!r}")
+        words = f"create() got an unexpected keyword argument {name!r}"
+        raise TypeError(f"{words}; more fields go into extra_body")
     for name in sorted(needed - names):
         raise TypeError(f"create() missing a required keyword-only argument: {name!r}")
