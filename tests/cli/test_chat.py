@@ -55,6 +55,15 @@ def test_commands(engine: Any, session: Any, capsys: pytest.CaptureFixture[str])
     assert len(engine.requests) == 1
 
 
+def test_commands_of_ollama(engine: Any, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    make(session).run(["/?", "one", "/clear", "two", "/bye", "never"])
+    out = capsys.readouterr().out
+    assert "/save FILE" in out and "forgotten" in out
+    assert engine.prompt() == "u:two\n" and len(engine.requests) == 2
+    make(session).run(["/quit", "never"])
+    assert len(engine.requests) == 2
+
+
 def test_settings_are_shown_and_changed(
     engine: Any, session: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +85,8 @@ def test_settings_are_shown_and_changed(
     ("command", "words"),
     [
         ("/set temprature 1", "there is no setting 'temprature'; did you mean temperature?"),
+        ("/set system You are a cat", "the system message is set at the start: --system"),
+        ("/set parameter temperature 1", "there is no setting 'parameter'"),
         ("/set temperature", "/set takes a name and a value"),
         ("/set temperature 1 2", "/set takes a name and a value"),
         ("/set temperature warm", "temperature = 'warm' is not allowed: should be a number"),

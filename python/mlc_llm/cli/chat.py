@@ -32,7 +32,11 @@ HELP = """\
 /load FILE       continue a saved conversation instead of this one
 /reset           forget the conversation
 /exit            leave (Ctrl-D too)
+/?, /clear, /bye and /quit mean /help, /reset and /exit.
 Enter sends, Alt-Enter starts a new line. Ctrl-C stops an answer."""
+
+ALIASES = {"/?": "/help", "/clear": "/reset", "/bye": "/exit", "/quit": "/exit"}
+"""As in other programs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +96,8 @@ class Chat:
 
     def run(self, messages: Iterable[str]) -> int:
         """Run until `/exit` or the last message. Returns the exit code."""
-        for text in messages:
+        for typed in messages:
+            text = ALIASES.get(typed, typed)
             if text == "/exit":
                 break
             if text.startswith("/"):
@@ -119,10 +124,13 @@ class Chat:
         if not words:
             return settings.shown(self._dialogue.config, remote=self._dialogue.is_remote)
         name, *value = words.split()
+        if name == "system":
+            raise UserError("the system message is set at the start: --system")
+        field = settings.field_of(name)
         if len(value) != 1:
             raise UserError("/set takes a name and a value: /set temperature 0.7")
         config, said = settings.changed(
-            self._dialogue.config, self._start, name, value[0], remote=self._dialogue.is_remote
+            self._dialogue.config, self._start, field, value[0], remote=self._dialogue.is_remote
         )
         self._dialogue.config = config
         return said

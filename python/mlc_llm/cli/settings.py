@@ -21,10 +21,20 @@ def shown(config: GenerationConfig, *, remote: bool = False) -> str:
     return "\n".join(lines)
 
 
+def field_of(name: str) -> str:
+    """The setting that is named so: `top_p`, `top-p` or `--top-p`. Raises `UserError`."""
+    field = name.lstrip("-").replace("-", "_")
+    if field in SETTINGS:
+        return field
+    raise UserError(
+        f"there is no setting {name!r}; did you mean {nearest(field, SETTINGS)}? /set lists them"
+    )
+
+
 def changed(
     config: GenerationConfig,
     start: GenerationConfig,
-    name: str,
+    field: str,
     word: str,
     *,
     remote: bool = False,
@@ -33,12 +43,6 @@ def changed(
 
     `start` has the values for the word "default". Raises `UserError` that names the setting.
     """
-    field = name.lstrip("-").replace("-", "_")
-    if field not in SETTINGS:
-        raise UserError(
-            f"there is no setting {name!r}; did you mean {nearest(field, SETTINGS)}? "
-            "/set lists them"
-        )
     given = config.given
     given.pop(field, None)
     if word != DEFAULT:
