@@ -15,6 +15,7 @@ from mlc_llm.models.spec import ModelSpec
 from mlc_llm.serve.echo_model import is_echo
 from mlc_llm.serve.ollama.model_facts import ModelFacts
 from mlc_llm.serve.openai.model import ChatModel
+from mlc_llm.serve.openai.tools.families import think_tags_of, writes_channels
 from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.support.content import content_of
 from mlc_llm.support.model_source import resolve_model
@@ -112,9 +113,13 @@ def _capabilities(model: ChatModel) -> list[str]:
         return []
     other = model.template.tool_use if isinstance(model.template, ChatTemplate) else None
     source = _template(model) + ("" if other is None else other.source)
-    known = {"tools": "tools", "enable_thinking": "thinking"}
-    sees = ["vision"] if model.images else []
-    return ["completion", *(name for word, name in known.items() if word in source), *sees]
+    thinks = think_tags_of(model.template) is not None or writes_channels(model.template)
+    known = {
+        "tools": "tools" in source,
+        "thinking": thinks or "enable_thinking" in source,
+        "vision": bool(model.images),
+    }
+    return ["completion", *(name for name, can in known.items() if can)]
 
 
 def _settings(model: ChatModel) -> str:
