@@ -18,6 +18,7 @@ from mlc_llm.protocol.chat_parameters import ChatParameters
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 from mlc_llm.serve.async_engine import AsyncMLCEngine
 from mlc_llm.serve.metrics import EngineMetricsRecorder, RequestMetrics
+from mlc_llm.serve.sync_engine import SyncMLCEngine
 
 ROOT = Path(__file__).parent.parent
 RENEW: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "renew_docs.py"))
@@ -114,6 +115,7 @@ def test_every_metric_is_documented() -> None:
     inner = ("prefix_cache", "spec_decode", "last_finished_request")
     names = [*found, *(name for part in inner for name in found[part])]
     names += found["prefix_cache"]["last_divergence"]
+    names += SyncMLCEngine("mock://echo").metrics().metrics
     assert {"cached_token", "accept_len", "ttft_s", "decode_tokens_per_s"} <= set(names)
     assert [name for name in names if f"`{name}`" not in text] == []
 
