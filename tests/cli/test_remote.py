@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import json
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import certificate
 from server_harness import Running, running
 from threaded_harness import slow_steps, watched
 
@@ -170,6 +172,25 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("q", "--url", f"http://127.0.0.1:{port}") == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "cannot connect: Connection refused" in err
+
+
+def test_a_certificate_that_nobody_trusts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate(tmp_path, "own"))
+
+    def shake_hands(listening: socket.socket) -> None:
+        with listening.accept()[0] as client, suppress(OSError):
+            context.wrap_socket(client, server_side=True)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=shake_hands, args=(listening,))
+        thread.start()
+        assert generate("x", "--url", f"https://127.0.0.1:{listening.getsockname()[1]}") == 1
+        thread.join()
+    said = "cannot connect: self-signed certificate; SSL_CERT_FILE names a file of certificates\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 def test_keys(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

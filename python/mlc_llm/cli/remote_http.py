@@ -53,6 +53,9 @@ class Address:
             made = http.client.HTTPConnection(self.host, self.port, timeout=CONNECT_S)
         try:
             made.connect()
+        except ssl.SSLCertVerificationError as error:
+            words = f"{error.verify_message}; SSL_CERT_FILE names a file of certificates"
+            raise MLCError(f"{self.shown}: cannot connect: {words}") from error
         except OSError as error:
             raise MLCError(f"{self.shown}: cannot connect: {error.strerror or error}") from error
         made.sock.settimeout(silence_s)
