@@ -32,6 +32,7 @@ LAZY = {
     ("mlc_llm.backends.registry", "mlc_llm.backends.cuda.architectures"),
     ("mlc_llm.backends.registry", "mlc_llm.backends.cuda.backend"),
     ("mlc_llm.cli.checkup", "mlc_llm.backends.registry"),
+    ("mlc_llm.cli.checkup", "mlc_llm.serve.opening.arguments"),
     ("mlc_llm.cli.fit", "mlc_llm.serve.opening.memory"),  # --help must not load TVM
     ("mlc_llm.cli.fit", "mlc_llm.serve.opening.precision"),
     ("mlc_llm.cli.convert_weight", "mlc_llm.conversion.calibration"),

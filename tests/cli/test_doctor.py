@@ -113,6 +113,9 @@ def test_a_choice_that_is_none(
 ) -> None:
     monkeypatch.setenv("MLC_LLM_KERNELS", "quick")
     assert "MLC_LLM_KERNELS" in problems(capsys)
+    monkeypatch.delenv("MLC_LLM_KERNELS")
+    monkeypatch.setenv("MLC_LLM_DEVICE", "gpu")
+    assert "MLC_LLM_DEVICE = 'gpu' is not allowed" in problems(capsys)
 
 
 def test_an_old_processor(

@@ -102,6 +102,17 @@ def test_an_accelerator_is_refused_by_name(device: str, monkeypatch: pytest.Monk
     assert SyncMLCEngine("mock://echo", device).generate("hi")[0] == [["hi"]]
 
 
+@pytest.mark.parametrize("said", ["gpu", "CPU", "cuda"])
+def test_another_word_of_the_environment_is_refused(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLC_LLM_DEVICE", said)
+    with pytest.raises(InvalidField, match=f"MLC_LLM_DEVICE = '{said}'.*should be 'cpu', or not"):
+        SyncMLCEngine("mock://echo")
+    monkeypatch.setenv("MLC_LLM_DEVICE", "")
+    assert SyncMLCEngine("mock://echo").generate("hi")[0] == [["hi"]]
+
+
 def json_ffi_text(messages: list[dict[str, Any]], **more: Any) -> str:
     """What the echo engine behind the JSON FFI says: the prompt that it was given."""
     engine = JSONFFIEngine("mock://echo")

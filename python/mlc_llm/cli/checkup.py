@@ -131,7 +131,9 @@ def _look_at_choice(report: Report) -> None:
         from mlc_llm.backends.cpu.target import choose, fastest, missing_features, target_for
         from mlc_llm.backends.cpu.threads import configure_threads
         from mlc_llm.backends.registry import REFERENCE, choose_backend
+        from mlc_llm.serve.opening.arguments import detect_device
 
+        detect_device("cpu")  # raises for a wrong MLC_LLM_DEVICE
         if choose_backend().name == REFERENCE:
             report.sections["choice"] = {"kernels": f"{REFERENCE} (forced; slow)"}
             return

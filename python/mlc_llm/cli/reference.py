@@ -25,7 +25,7 @@ traceback. Progress and notes go to standard error, answers to standard output.
 | `MLC_LLM_HOME` | the cache folder (default: `mlc_llm` in the usual place for caches) |
 | `MLC_LLM_API_KEY` | a key of `serve`, and the key that commands with `--url` send |
 | `MLC_LLM_QUIET` | 1: show no progress |
-| `MLC_LLM_DEVICE` | `cpu`: Python programs that name an accelerator (`cuda`) run on the CPU |
+| `MLC_LLM_DEVICE` | `cpu`: models run on the CPU, whatever device is named (`auto`, `cuda`) |
 | `MLC_LLM_KERNELS` | kernels by name, as `compile --kernels` takes them |
 | `MLC_LLM_CUDA_EARLY_LAUNCH` | 0: plain launches on a GPU, for drivers that refuse others |
 | `HF_TOKEN` | the token for `HF://` models (default: the one that `hf auth login` keeps) |

@@ -33,9 +33,10 @@ def detect_device(device: str, kernels: str | None = None) -> tvm_ffi.Device:
     There is one exception, for programs that were written for another machine: if the environment
     has `MLC_LLM_DEVICE=cpu`, the name of an accelerator means the CPU, and the log says so.
     """
+    stays_on_cpu = _stays_on_cpu()
     kind, _, index = device.partition(":")
     if kind in _ACCELERATORS and _INDEX.fullmatch(index):
-        if os.environ.get(DEVICE_VARIABLE) != "cpu":
+        if not stays_on_cpu:
             return _gpu(device, kind, int(index or 0))
         _log.warning("device %s: the model runs on the CPU, as %s says", device, DEVICE_VARIABLE)
     elif kind not in ("auto", "cpu") or index not in ("", "0"):
@@ -70,10 +71,18 @@ def _gpu(device: str, kind: str, index: int) -> tvm_ffi.Device:
     return _FIRST_GPU
 
 
+def _stays_on_cpu() -> bool:
+    """Whether the environment says so. Raises InvalidField for another word than `cpu`."""
+    said = os.environ.get(DEVICE_VARIABLE, "")
+    if said not in ("", "cpu"):
+        raise InvalidField(DEVICE_VARIABLE, said, "should be 'cpu', or not set")
+    return said == "cpu"
+
+
 def _takes_gpu(kernels: str | None) -> bool:
     """Whether `auto` is the GPU. A GPU that cannot compute is named in the log."""
     is_named = wanted_kernels(kernels) not in ("auto", CUDA)
-    if is_named or os.environ.get(DEVICE_VARIABLE) == "cpu" or not has_gpu():
+    if is_named or _stays_on_cpu() or not has_gpu():
         return False
     if why := why_no_gpu():
         _log.warning("the model runs on the CPU, not on the GPU: %s", why)
