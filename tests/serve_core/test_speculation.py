@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from core_harness import Harness, alone, prompt_of
+from eager_drafts import draft_always
 from hostile_grammars import regex
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,6 +151,20 @@ def test_a_draft_model_with_less_room_drafts_less() -> None:
         assert seen[str(i)].tokens == alone("a", prompt_of(5 + i), **config)
     assert drafted(harness)[1] > 0
     assert not draft.sequences and draft.free_pages == 8
+
+
+@pytest.mark.parametrize("max_num_sequence", [2, 4])
+def test_a_draft_model_offers_no_more_than_all_its_texts_have_room_for(
+    max_num_sequence: int,
+) -> None:
+    """Answers to one prompt share its pages, and their copies in the draft model do not."""
+    draft = small_runner(max_num_sequence=max_num_sequence)
+    harness = speculative(DraftModel(draft), small_runner(), most=None)
+    draft_always(harness.core, 4)  # a drafter that fails ends the requests
+    config: dict[str, Any] = {"n": 4, "temperature": 1.0, "seed": 1, "max_tokens": 16}
+    harness.add("a", prompt_of(30), **config)
+    assert harness.run()["a"].tokens == alone("a", prompt_of(30), **config)
+    assert drafted(harness)[1] > 0
 
 
 def test_draft_tokens_take_no_pages_from_anybody() -> None:

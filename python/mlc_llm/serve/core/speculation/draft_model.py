@@ -50,7 +50,16 @@ class DraftModel:
         self._free_ids = list(range(runner.limits.max_num_sequence))
 
     def offers(self, sequences: abc.Sequence[Sequence], most: abc.Sequence[int]) -> list[Offer]:
-        return [Offer(self._most(*one)) for one in zip(sequences, most, strict=True)]
+        free, slots = self._runner.free_pages, len(self._free_ids)
+        share, offers = free // max(len(self._followers), 1), []
+        for sequence, wanted in zip(sequences, most, strict=True):
+            is_new = sequence.key not in self._followers
+            pages = self._pages_needed(sequence, wanted) if wanted else None
+            fits = pages is not None and pages <= min(share, free) and slots >= is_new
+            offers.append(Offer(wanted if fits else 0))
+            if fits and pages is not None:
+                free, slots = free - pages, slots - is_new
+        return offers
 
     def cost(self, rows: int, depth: int) -> float:
         return self._times.estimate(rows) * depth
@@ -82,20 +91,16 @@ class DraftModel:
         if not used:
             assert self._runner.free_pages == self._runner.limits.num_pages
 
-    def _most(self, sequence: Sequence, wanted: int) -> int:
-        """How many tokens can be drafted for a sequence: `wanted`, or 0."""
-        follower = self._followers.get(sequence.key)
-        if follower is None and not self._free_ids:
-            return 0
+    def _pages_needed(self, sequence: Sequence, wanted: int) -> int | None:
+        """Pages that a draft of `wanted` tokens takes; None: it would not pay or not fit."""
+        follower, limits = self._followers.get(sequence.key), self._runner.limits
         lag = sequence.known - (0 if follower is None else follower.known)
         if lag > max(SHORT_LAG, LAG_PER_TOKEN * len(sequence.generated)):
-            return 0
-        limits = self._runner.limits
-        pages = -(-(sequence.known + wanted) // limits.page_size)
+            return None
+        if sequence.known + wanted > limits.context_window:
+            return None
         held = 0 if follower is None else _pages(follower, limits.page_size)
-        is_held = pages - held <= self._runner.free_pages // max(len(self._followers), 1)
-        fits = sequence.known + wanted <= limits.context_window
-        return wanted if is_held and fits else 0
+        return -(-(sequence.known + wanted) // limits.page_size) - held
 
     def _catch_up(self, drafts: abc.Sequence[DraftSequence]) -> list[DraftSequence]:
         """Read the tokens that the followers lack.
