@@ -142,11 +142,15 @@ def test_layers_of_a_mixture_that_have_no_experts() -> None:
 
 
 def test_caps_and_biases() -> None:
-    spec = read_config({**GEMMA3, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})
-    assert (spec.layers[0].mixer.score_cap, spec.logit_cap) == (50.0, 30.0)
+    assert read_config({**GEMMA3, "final_logit_softcapping": 30.0}).logit_cap == 30.0
     layer = read_config({**LLAMA, "attention_bias": True, "mlp_bias": True}).layers[0]
     assert (layer.mixer.qkv_bias, layer.mixer.output_bias) == (True, True)
     assert layer.feed_forward.bias  # type: ignore[union-attr]
+
+
+def test_a_cap_of_scores_that_transformers_leaves_out_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"softcapping is 50\.0; supported: none"):
+        read_config({**GEMMA3, "attn_logit_softcapping": 50.0})
 
 
 COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",

@@ -75,16 +75,15 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
     values.refuse_unless("hidden_activation", "gelu_pytorch_tanh")
     values.refuse_unless("attention_bias", False)
     values.refuse_unless("use_bidirectional_attention", False)
+    values.refuse_unless("attn_logit_softcapping")  # a Gemma 2 caps its scores, a Gemma 3 never
     sizes = values.sizes("gemma3", tied_head=True)
     scaled_by = values.positive("query_pre_attn_scalar", 256.0)
-    cap = values.cap("attn_logit_softcapping")
-    mixer = replace(sizes.attention(scaled_by**-0.5), score_cap=cap)
     windowed = values.windowed(sizes.layers, values.count("sliding_window_pattern", GLOBAL_EVERY))
     window = values.count("sliding_window") if any(windowed) else None
     ropes = values.ropes_by_kind(
         sizes.head_dim, GLOBAL_THETA, LOCAL_THETA, local_key="rope_local_base_freq"
     )
-    spec = _spec(sizes, mixer, window, ropes, windowed)
+    spec = _spec(sizes, sizes.attention(scaled_by**-0.5), window, ropes, windowed)
     return replace(spec, logit_cap=values.cap("final_logit_softcapping"))
 
 
