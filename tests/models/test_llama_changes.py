@@ -251,6 +251,8 @@ def test_layers_of_gemma_4() -> None:
     whole, local = spec.ropes
     assert whole.factors == (1.0,) * 4 + (1e30,) * 12
     assert (local.theta, local.dim, local.factors) == (10000.0, 16, None)
+    usual = {**GEMMA4, "rope_parameters": None}
+    assert of_config("Gemma4", **usual, layer_types=KINDS).ropes == (whole, local)
 
 
 def test_caps_of_gemma_2() -> None:
@@ -343,6 +345,11 @@ def test_scaled_queries_and_a_window_of_the_engine_do_not_go_together() -> None:
          UnsupportedModel, "use_bidirectional_attention is 'all'"),
         (lambda: of_config("Gemma4", **GEMMA4, num_kv_shared_layers=4), ModelFileError,
          "layer 4 shares keys and values, and no layer has such"),
+        (lambda: of_config("Gemma4", **GEMMA4, rope_scaling={"type": "linear", "factor": 2.0}),
+         UnsupportedModel, "rope_scaling is "),
+        (lambda: of_config("Gemma4", **{**GEMMA4, "rope_parameters": {"full_attention": {},
+                           "sliding_attention": {}}}), UnsupportedModel,
+         r"rope_parameters\.full_attention\.rope_type is None; supported: proportional"),
         (lambda: of_config("Gemma4", **{**GEMMA4, "vocab_size_per_layer_input": 7}),
          UnsupportedModel, "vocab_size_per_layer_input is 7"),
         (lambda: of_config("Gemma4", **GEMMA4, per_layer_config={"2": {"head_dim": 8},

@@ -33,6 +33,9 @@ DEFAULTS = {
     "vocab_size": 262_144, "max_position_embeddings": 131_072, "num_attention_heads": 8,
     "sliding_window": 512, "hidden_activation": "gelu_pytorch_tanh", "num_kv_shared_layers": 0,
     "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144,
+    "rope_parameters": {
+        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25}, WINDOWED: {},
+    },
 }  # fmt: skip
 """Where a `config.json` does not say it."""
 _SHARED = ("k_proj", "v_proj", "k_norm")
@@ -159,7 +162,8 @@ def _ropes(values: ConfigValues, kinds: Sequence[Kind]) -> tuple[RopeSpec, RopeS
     whole_dim, local_dim = kinds[-1].head_dim, values.count("head_dim")
     both = values.part("rope_parameters")
     whole, local = both.part(FULL), both.part(WINDOWED)
-    whole.refuse_unless("rope_type", "proportional")
+    values.refuse_unless("rope_scaling")
+    whole.choice("rope_type", {"proportional": True})
     whole.refuse_unless("factor", 1.0)
     local.refuse_unless("rope_type", "default")
     turned = int(whole.positive("partial_rotary_factor", 1.0) * whole_dim // 2)
