@@ -3,6 +3,7 @@ the configuration classes of Transformers 5.24 merge them."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -22,11 +23,15 @@ MIXTRAL = {
     **SIZES, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
 }  # fmt: skip
 NEOX = {**SIZES, "model_type": "gpt_neox", "hidden_act": "gelu", "layer_norm_eps": 1e-5}
+PHI = {**SIZES, "model_type": "phi3"}
 GEMMA = {**SIZES, "model_type": "gemma3_text", "sliding_window": 32}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 YARN = {"rope_type": "yarn", "factor": 4.0}
 LLAMA3 = {
     "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+}  # fmt: skip
+LONG = {
+    "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0 + i for i in range(8)],
 }  # fmt: skip
 TRAINED = "original_max_position_embeddings"
 
@@ -50,7 +55,7 @@ def test_the_older_name_wins() -> None:
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize("scaling", [YARN, LLAMA3], ids=["yarn", "llama3"])
+@pytest.mark.parametrize("scaling", [YARN, LLAMA3, LONG], ids=["yarn", "llama3", "longrope"])
 def test_the_first_training_may_stand_outside_and_wins(key: str, scaling: dict[str, Any]) -> None:
     expected = read_config({**LLAMA, key: {**scaling, TRAINED: 64}}).ropes
     for inner in (scaling, {**scaling, TRAINED: 9000}):
@@ -70,6 +75,26 @@ def test_the_part_that_is_rotated_may_stand_outside(key: str) -> None:
     for config in (LLAMA, GEMMA):
         with pytest.raises(UnsupportedModel, match=r"^partial_rotary_factor is 0\.5"):
             read_config({**config, "partial_rotary_factor": 0.5, "rope_scaling": LINEAR})
+
+
+def test_longrope_has_two_lists_of_divisors() -> None:
+    """How long texts may be, by the first training, is a factor that may be stated instead."""
+    (rope,) = read_config({**LLAMA, "rope_scaling": {**LONG, TRAINED: 64}}).ropes
+    assert rope == RopeSpec(
+        1e4, 16, factors=(1.0,) * 8, long_factors=tuple(LONG["long_factor"]), long_after=64,
+        magnitude=(1 + math.log(256 / 64) / math.log(64)) ** 0.5,
+    )  # fmt: skip
+    for name, value in (("factor", 16.0), ("attention_factor", 3.0)):
+        stated = {**LONG, TRAINED: 64, name: value}
+        found = read_config({**LLAMA, "rope_scaling": stated}).ropes[0].magnitude
+        assert found == ((1 + math.log(16) / math.log(64)) ** 0.5 if name == "factor" else 3.0)
+    whole, local = read_config({**GEMMA, "rope_scaling": LONG}).ropes
+    assert (whole.long_after, whole.magnitude, local) == (256, 1.0, RopeSpec(1e4, 16))
+    with pytest.raises(ModelFileError, match=r"short_factor is .*a list of 8 numbers above 0"):
+        read_config({**LLAMA, "rope_scaling": {**LONG, "short_factor": [1.0] * 7}})
+    for config in (LLAMA, PHI):
+        with pytest.raises(ModelFileError, match=f"{TRAINED} is 1; a whole number above 1"):
+            read_config({**config, TRAINED: 1, "rope_scaling": LONG})
 
 
 def test_a_neox_has_names_of_its_own() -> None:

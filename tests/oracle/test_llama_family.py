@@ -12,7 +12,17 @@ from converted import needs_converter
 transformers = pytest.importorskip("transformers", reason="the oracle extra is not installed")
 pytest.importorskip("torch", reason="the oracle extra is not installed")
 
-from small_models import check_both_files, check_cpu_kernels, check_folder, randomized, sizes  # noqa: E402
+from architecture_tools import relative_error, runner_of_folder  # noqa: E402
+from small_models import (  # noqa: E402
+    WORST,
+    check_both_files,
+    check_cpu_kernels,
+    check_folder,
+    exact_logits,
+    randomized,
+    sizes,
+    tokens_of,
+)
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 LLAMA3 = {
@@ -23,6 +33,11 @@ YARN = {
     "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "beta_fast": 4.0, "beta_slow": 1.0,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
+    "short_factor": [1 + i / 80 for i in range(40)], "long_factor": [1 + i / 4 for i in range(40)],
+}  # fmt: skip
+"""For heads of 80 elements."""
 QUERY_SCALES = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.25}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -78,6 +93,19 @@ FOLDERS_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm 3 with other layers": ("SmolLM3", {"no_rope_layers": [0, 1]}),
     "gemma 2 with another scale": ("Gemma2", {"query_pre_attn_scalar": 30}),
     "arcee with biases": ("Arcee", {"attention_bias": True, "mlp_bias": True}),
+    "llama with LongRoPE": ("Llama", {"rope_parameters": LONGROPE}),
+    "qwen 3 with LongRoPE of a factor": ("Qwen3", {"rope_parameters": LONGROPE | {"factor": 8.0}}),
+    "gemma 3 with LongRoPE": (
+        "Gemma3",
+        {
+            "num_hidden_layers": 7,
+            "sliding_window": 24,
+            "rope_parameters": {
+                "full_attention": LONGROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
     "seed-oss with all biases": ("SeedOss", {"attention_out_bias": True, "mlp_bias": True}),
 }
 TIED = ("Cohere2", "Gemma", "Gemma2", "Gemma3")
@@ -120,6 +148,18 @@ def test_cpu_kernels_equal_transformers(tmp_path: Path, kind: str, seed: int) ->
 @pytest.mark.parametrize("kind", FOLDERS_ONLY)
 def test_logits_of_what_gguf_files_do_not_say(tmp_path: Path, kind: str) -> None:
     check_folder(made(*FOLDERS_ONLY[kind], seed=1), tmp_path, seed=1)
+
+
+@pytest.mark.parametrize("kind", [one for one in FOLDERS_ONLY if "LongRoPE" in one])
+def test_short_texts_with_longrope(tmp_path: Path, kind: str) -> None:
+    """Where no sequence may be longer than the first training's context, other factors hold."""
+    model, tokens = made(*FOLDERS_ONLY[kind], seed=1), tokens_of(1)[:64]
+    model.save_pretrained(tmp_path)
+    short = runner_of_folder(tmp_path, tmp_path, "reference", context_window=64)
+    exact = exact_logits(model, tokens)
+    assert relative_error(short.logits(tokens), exact) <= WORST
+    long = runner_of_folder(tmp_path, tmp_path, "reference", context_window=65)
+    assert relative_error(long.logits(tokens), exact) > 100 * WORST
 
 
 def gemma_3_with_images(seed: int) -> Any:

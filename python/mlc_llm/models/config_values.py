@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.models.network_spec import Activation, ExpertsSpec
@@ -153,7 +154,10 @@ def rope_of(values: Values, dim: int, theta: float, context: int) -> RopeSpec:
     context: where the fields have none. Raises UnsupportedModel, ModelFileError."""
     base = values.positive("rope_theta", theta)
     name = "rope_type" if values.has("rope_type") else "type"
-    kind = values.choice(name, {k: k for k in ("default", "linear", "llama3", "yarn")}, "default")
+    kinds = ("default", "linear", "llama3", "yarn", "longrope")
+    kind = values.choice(name, {k: k for k in kinds}, "default")
+    if kind == "longrope":
+        return longrope_of(values, RopeSpec(base, dim), context)
     if kind == "linear":
         return RopeSpec(base, dim, linear=values.positive("factor"))
     if kind == "llama3":
@@ -175,6 +179,22 @@ def llama3_factors(values: Values, head_dim: int, theta: float) -> tuple[float, 
         short = min(max((turns - low) / (high - low), 0.0), 1.0)
         found.append(1 / ((1 - short) / factor + short))
     return tuple(found)
+
+
+def longrope_of(values: Values, rope: RopeSpec, context: int) -> RopeSpec:
+    """The rotary embedding with the divisors of LongRoPE. context: what texts may have, and of the
+    first training too where the fields do not say it. Raises ModelFileError."""
+    trained = values.count(TRAINED, context)
+    values.check(TRAINED, trained > 1, "a whole number above 1")
+    factor = values.positive("factor", context / trained)
+    magnitude = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    return replace(
+        rope,
+        magnitude=values.positive("attention_factor", magnitude),
+        factors=values.positives("short_factor", rope.dim // 2),
+        long_factors=values.positives("long_factor", rope.dim // 2),
+        long_after=trained,
+    )
 
 
 def yarn_of(values: Values, context: int) -> Yarn:

@@ -3,18 +3,16 @@ head, and some have LongRoPE: other rotary frequencies where a text may be long.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from mlc_llm.models.attention_spec import RopeSpec
-from mlc_llm.models.config_values import ConfigValues
+from mlc_llm.models.config_values import TRAINED, ConfigValues, longrope_of
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import FUSED_NETWORK, LLAMA_NAMES, fused_qkv
-from mlc_llm.models.values import Values
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 THETA = 10_000.0
@@ -62,21 +60,10 @@ def _rope(values: ConfigValues, sizes: Sizes) -> RopeSpec:
     rope = RopeSpec(theta, int(sizes.head_dim * part))
     name = "rope_type" if inner.has("rope_type") else "type"
     is_long = {"default": False, "longrope": True, "su": True, "yarn": True}  # names of one thing
-    return _longer(values, inner, rope) if inner.choice(name, is_long, "default") else rope
-
-
-def _longer(values: ConfigValues, inner: Values, rope: RopeSpec) -> RopeSpec:
-    """With the factors of LongRoPE. inner: the fields of the rotary embedding."""
-    context = values.count("original_max_position_embeddings", CONTEXT)
-    factor = inner.positive("factor", values.count("max_position_embeddings") / context)
-    magnitude = math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 else 1.0
-    return replace(
-        rope,
-        magnitude=inner.positive("attention_factor", magnitude),
-        factors=inner.positives("short_factor", rope.dim // 2),
-        long_factors=inner.positives("long_factor", rope.dim // 2),
-        long_after=context,
-    )
+    if not inner.choice(name, is_long, "default"):
+        return rope
+    trained = values.count(TRAINED, CONTEXT)
+    return longrope_of(inner.also({TRAINED: trained}), rope, sizes.context_window)
 
 
 def _spec(sizes: Sizes, rope: RopeSpec, mlp: DenseSpec, window: int | None) -> ModelSpec:

@@ -5,18 +5,15 @@ The fields are those of `rope_scaling` in a `config.json` of Transformers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from mlc_llm.errors import InvalidField, MLCError, UnsupportedModel
-from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.models.config_values import rope_of
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.values import Values
 
 NAME = "rope_scaling"
-LONG = "longrope"
 _USUAL = ("rope_type", "factor", "original_max_position_embeddings")
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "linear": ("rope_type", "factor"),
@@ -25,7 +22,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
         *(*_USUAL, "attention_factor", "beta_fast", "beta_slow"),
         *("mscale", "mscale_all_dim", "truncate"),
     ),
-    LONG: (*_USUAL, "short_factor", "long_factor", "attention_factor"),
+    "longrope": (*_USUAL, "short_factor", "long_factor", "attention_factor"),
 }
 """Of each `rope_type`."""
 
@@ -67,26 +64,10 @@ def rescaled(spec: ModelSpec, fields: Mapping[str, object]) -> ModelSpec:
     try:
         trained = values.count("original_max_position_embeddings", spec.context_window)
         ropes = tuple(
-            _rope(values, rope, trained) if i in chosen else rope
+            rope_of(values, rope.dim, rope.theta, trained) if i in chosen else rope
             for i, rope in enumerate(spec.ropes)
         )
     except MLCError as error:
         raise InvalidField(NAME, dict(fields), str(error)) from None
     context = int(trained * values.positive("factor"))
     return replace(spec, ropes=ropes, context_window=max(spec.context_window, context))
-
-
-def _rope(values: Values, rope: RopeSpec, trained: int) -> RopeSpec:
-    """trained: tokens of the first training."""
-    if values.get("rope_type") != LONG:
-        return rope_of(values, rope.dim, rope.theta, trained)
-    factor = values.positive("factor")
-    magnitude = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
-    return RopeSpec(
-        rope.theta,
-        rope.dim,
-        factors=values.positives("short_factor", rope.dim // 2),
-        magnitude=values.positive("attention_factor", magnitude),
-        long_factors=values.positives("long_factor", rope.dim // 2),
-        long_after=trained,
-    )
