@@ -215,7 +215,7 @@ def test_longrope(kind: str) -> None:
          ModelFileError, r"rope_scaling\.short_factor\.0 is 0"),
         ({**PHI3, "rope_scaling": {"type": "linear"}}, UnsupportedModel, r"type is 'linear'"),
         ({**PHI3, "rope_scaling": {"type": "su"}}, ModelFileError, r"short_factor is None"),
-        ({**GLM4, "rope_scaling": {"type": "dynamic"}}, UnsupportedModel, "type is 'dynamic'"),
+        ({**GLM4, "rope_scaling": {"type": "axial"}}, UnsupportedModel, "type is 'axial'"),
     ],
 )  # fmt: skip
 def test_refused_in_one_line(config: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -97,6 +97,12 @@ def test_longrope_has_two_lists_of_divisors() -> None:
             read_config({**config, TRAINED: 1, "rope_scaling": LONG})
 
 
+def test_a_dynamic_rotation_is_the_usual_one_within_the_context() -> None:
+    """Transformers changes it where a text is longer than `max_position_embeddings`."""
+    dynamic = {"rope_type": "dynamic", "factor": 4.0}
+    assert read_config({**LLAMA, "rope_scaling": dynamic}) == read_config(LLAMA)
+
+
 def test_a_neox_has_names_of_its_own() -> None:
     named = {**NEOX, "rotary_emb_base": 2e4, "rotary_pct": 0.5}
     assert read_config({**named, "rope_parameters": LINEAR}).ropes == (

@@ -93,6 +93,10 @@ FOLDERS_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm 3 with other layers": ("SmolLM3", {"no_rope_layers": [0, 1]}),
     "gemma 2 with another scale": ("Gemma2", {"query_pre_attn_scalar": 30}),
     "arcee with biases": ("Arcee", {"attention_bias": True, "mlp_bias": True}),
+    "llama with a dynamic rotation": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+    ),
     "llama with LongRoPE": ("Llama", {"rope_parameters": LONGROPE}),
     "qwen 3 with LongRoPE of a factor": ("Qwen3", {"rope_parameters": LONGROPE | {"factor": 8.0}}),
     "gemma 3 with LongRoPE": (

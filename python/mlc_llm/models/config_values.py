@@ -151,10 +151,11 @@ def rotated(values: Values, head_dim: int, part: float | None) -> int:
 
 def rope_of(values: Values, dim: int, theta: float, context: int) -> RopeSpec:
     """A rotary embedding from its own fields. dim: elements of a head that are rotated. theta,
-    context: where the fields have none. Raises UnsupportedModel, ModelFileError."""
+    context: where the fields have none; no text is longer. A dynamic one (NTK) changes for longer
+    texts alone. Raises UnsupportedModel, ModelFileError."""
     base = values.positive("rope_theta", theta)
     name = "rope_type" if values.has("rope_type") else "type"
-    kinds = ("default", "linear", "llama3", "yarn", "longrope")
+    kinds = ("default", "dynamic", "linear", "llama3", "yarn", "longrope")
     kind = values.choice(name, {k: k for k in kinds}, "default")
     if kind == "longrope":
         return longrope_of(values, RopeSpec(base, dim), context)
