@@ -110,8 +110,10 @@ def test_a_folder_of_sentence_transformers() -> None:
     names = [
         *("config.json", "model.safetensors", "modules.json", "1_Pooling/config.json"),
         *("2_Dense/config.json", "2_Dense/model.safetensors", "3_Dense/model.safetensors"),
+        *("sentence_bert_config.json", "sentence_xlm-roberta_config.json"),
     ]
     others = [
+        "config_sentence_transformers.json",
         *("2_Dense/pytorch_model.bin", "2_Dense/run.py", "0_Transformer/model.safetensors"),
         *("1_Pooling/inner/config.json", "onnx/config.json", "onnx/model.safetensors"),
     ]

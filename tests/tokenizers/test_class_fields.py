@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from json_tokenizers import llama, opened
+import tokenizers as hf
+from json_tokenizers import LLAMA_NORMALIZER, llama, opened
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.byte_level import CHARACTERS
+from mlc_llm.tokenizers.folder_config import FolderConfig
+from mlc_llm.tokenizers.json_steps import of_class
 
 PIECES = ["[UNK]", "Hé", "He", "hé", "he", "日", "本", "日本"]
 SPLIT = {"type": "Digits", "individual_digits": True}
@@ -66,6 +71,49 @@ def test_other_classes_keep_the_normaliser(tmp_path: Path) -> None:
     assert [PIECES[i] for i in made.encode("Hé 日")] == ["he", "日"]
     with pytest.raises(ModelFileError, match="do_lower_case = 'no' should be true or false"):
         bert(tmp_path, "BertTokenizer", do_lower_case="no")
+
+
+MODULES = '[{"type": "sentence_transformers.models.Transformer", "path": ""}]'
+
+
+def test_sentence_transformers_takes_capitals_away(tmp_path: Path) -> None:
+    """Its first file of these counts, and beside its modules alone."""
+
+    def pieces(**fields: object) -> list[str]:
+        made = bert(tmp_path, "BertTokenizer", do_lower_case=False, **fields)
+        return [PIECES[i] for i in made.encode("Hé")]
+
+    for name, value in (("roberta", "false"), ("xlm-roberta", "true")):
+        (tmp_path / f"sentence_{name}_config.json").write_text(f'{{"do_lower_case": {value}}}')
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    assert pieces() == ["Hé"]
+    (tmp_path / "modules.json").write_text(MODULES)
+    assert pieces() == ["hé"]
+    assert pieces(strip_accents=True) == ["he"]
+    (tmp_path / "sentence_bert_config.json").unlink()
+    assert pieces() == ["Hé"]
+    (tmp_path / "sentence_roberta_config.json").write_text('{"do_lower_case": "no"}')
+    with pytest.raises(ModelFileError, match=r"roberta_config\.json: do_lower_case = 'no' should"):
+        pieces()
+
+
+@pytest.mark.parametrize("normalizer", [None, LLAMA_NORMALIZER, {"type": "Lowercase"}])
+def test_no_capital_is_left_before_other_steps(normalizer: object, tmp_path: Path) -> None:
+    spec: dict[str, object] = {"normalizer": normalizer}
+    config = replace(FolderConfig.read(tmp_path), lowercases=True)
+    made = of_class(spec, config)["normalizer"]
+    whole = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    found = hf.Tokenizer.from_str(json.dumps({**whole, "normalizer": made})).normalizer
+    assert found.normalize_str("AÉ b") == ("▁aé▁b" if normalizer == LLAMA_NORMALIZER else "aé b")
+    assert str(made).count("Lowercase") == 1
+
+
+def test_other_tokenizers_keep_capitals(tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(MODULES)
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    (tmp_path / "vocab.txt").write_text("[UNK]\nHe")
+    with pytest.raises(UnsupportedModel, match=r"do_lower_case of .* with a tokenizer\.json alone"):
+        Tokenizer(tmp_path)
 
 
 def byte_level(folder: Path, stated: bool, steps: bool = False, **config: Any) -> Tokenizer:

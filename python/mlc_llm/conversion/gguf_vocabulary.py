@@ -149,7 +149,7 @@ def _sentencepiece(
     model = read_model(folder / _SPM)
     if model.algorithm != BPE:
         raise UnsupportedModel(f"{folder / _SPM}: a .gguf file of a unigram is not written yet")
-    if model.characters or model.merges_spaces:
+    if model.characters or model.merges_spaces or config.lowercases:
         words = "a .gguf file cannot say that text is normalised"
         raise UnsupportedModel(f"{folder / _SPM}: {words}")
     tokens = Tokens(list(model.tokens), list(model.kinds), list(model.scores))

@@ -12,7 +12,7 @@ from mlc_llm.support.hub_address import PLAIN_NAME, Address
 
 CHAT_CONFIG = "mlc-chat-config.json"
 CONFIG = "config.json"
-FOLDER_CHOICE = 3
+FOLDER_CHOICE = 4
 """The number of the choice of a folder's files. One more where it takes more files than before: a
 download by an older choice may lack them."""
 _SETTINGS = frozenset(
@@ -30,9 +30,11 @@ _TEXTS = _SETTINGS | {
 }
 """What is read in a folder of other weights."""
 _MODULES = "modules.json"
-_OF_MODULE = re.compile(r"[1-9]\d*_\w+/(?:config\.json|model\.safetensors)", re.ASCII)
+_OF_MODULE = re.compile(
+    r"[1-9]\d*_\w+/(?:config\.json|model\.safetensors)|sentence_[\w-]+_config\.json", re.ASCII
+)
 """What is read of the modules of sentence-transformers behind the model: pooling, and matrices.
-Number 0 is the model itself."""
+Number 0 is the model itself, with a file about its texts."""
 _TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 _ENDINGS = (".jinja", ".tiktoken")
 _USUAL = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)

@@ -41,6 +41,9 @@ def parts_of_folder(folder: Path) -> Parts:
     config = FolderConfig.read(folder)
     if (folder / JSON).is_file():
         return parts_of_json(folder / JSON, config)
+    if config.lowercases:
+        words = "do_lower_case of sentence-transformers is supported with a"
+        raise UnsupportedModel(f"{folder}: {words} {JSON} alone")
     if (folder / TEKKEN).is_file():
         return parts_of_tekken(folder / TEKKEN, config)
     for path in (folder / name for name in _MODELS):

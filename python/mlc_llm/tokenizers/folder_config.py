@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlc_llm.errors import ModelFileError
-from mlc_llm.json_file import read_json_object
+from mlc_llm.json_file import is_there, read_json_object
 from mlc_llm.record import record
 from mlc_llm.tokenizers.parts import Strip
 from mlc_llm.tokenizers.vocabulary import MAX_TOKENS, TokenKind
@@ -22,6 +22,12 @@ _MOST_MISSING = 1 << 16
 """Ids between the vocabulary and an added token that nothing names."""
 _CONFIG = "tokenizer_config.json"
 _ADDED = "added_tokens.json"
+_MODULES = "modules.json"
+_SENTENCES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""What sentence-transformers says of a model's texts: the first of these that is there."""
 
 JsonObject = dict[str, object]
 """An object of a JSON file."""
@@ -50,6 +56,8 @@ class FolderConfig:
     added: dict[int, AddedToken]
     end_ids: frozenset[int] = field(default_factory=frozenset)
     """`eos_token_id` of generation_config.json. They may lie outside the vocabulary."""
+    lowercases: bool = False
+    """Texts lose their capitals first, as sentence-transformers says."""
 
     @classmethod
     def read(cls, folder: Path) -> FolderConfig:
@@ -65,7 +73,7 @@ class FolderConfig:
         stated = _json(folder, "generation_config.json").get("eos_token_id", [])
         ids = stated if isinstance(stated, list) else [stated]
         ends = frozenset(one for one in ids if type(one) is int)
-        return cls(folder, values, _json(folder, "config.json"), added, ends)
+        return cls(folder, values, _json(folder, "config.json"), added, ends, _lowercases(folder))
 
     def named(self, role: str) -> str | None:
         """The text of a special token: `bos_token`, `eos_token`, `unk_token`, ..."""
@@ -135,6 +143,18 @@ def name_of(value: object) -> str | None:
     """The text of a token, which stands alone or in an object."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
+
+
+def _lowercases(folder: Path) -> bool:
+    """`do_lower_case`, in a folder of sentence-transformers. Raises ModelFileError."""
+    names = [name for name in _SENTENCES if is_there(folder / name)]
+    if not names or not is_there(folder / _MODULES):
+        return False
+    value = _json(folder, names[0]).get("do_lower_case", False)
+    if not isinstance(value, bool):
+        words = f"do_lower_case = {str(value)[:40]!r} should be true or false"
+        raise ModelFileError(f"{folder / names[0]}: {words}")
+    return value
 
 
 def _json(folder: Path, name: str) -> JsonObject:

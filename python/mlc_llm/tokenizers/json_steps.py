@@ -35,8 +35,13 @@ def items(value: object) -> list[object]:
 
 
 def of_class(spec: JsonObject, config: FolderConfig) -> JsonObject:
-    """tokenizer.json as the class reads it. Raises ModelFileError for a field of a wrong type, and
-    UnsupportedModel."""
+    """tokenizer.json as the class, and sentence-transformers, read it. Raises ModelFileError for a
+    field of a wrong type, and UnsupportedModel."""
+    found = _of_class(spec, config)
+    return _lowered(found) if config.lowercases else found
+
+
+def _of_class(spec: JsonObject, config: FolderConfig) -> JsonObject:
     kind = config.text("tokenizer_class").removesuffix("Fast")
     if kind in _BERT:
         return _bert(spec, config)
@@ -45,6 +50,16 @@ def of_class(spec: JsonObject, config: FolderConfig) -> JsonObject:
     if kind == "LlamaTokenizer" and config.flag("add_prefix_space") is False:
         return _without_first_space(spec)
     return spec
+
+
+def _lowered(spec: JsonObject) -> JsonObject:
+    """With a step more before the others of the normaliser, if none of them is the same."""
+    found = spec.get("normalizer")
+    steps = list(nodes(found))
+    if any(node.get("type") == "Lowercase" for node in steps):
+        return spec
+    made = [{"type": "Lowercase"}, *([found] if steps else [])]
+    return {**spec, "normalizer": {"type": "Sequence", "normalizers": made}}
 
 
 def _bert(spec: JsonObject, config: FolderConfig) -> JsonObject:
