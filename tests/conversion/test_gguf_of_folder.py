@@ -202,6 +202,28 @@ def test_end_tokens_are_those_of_the_folder(
     assert GGUFModel.open(made.path).tokenizer().eos_token_ids == inside
 
 
+def test_defaults_of_sampling_are_those_of_the_folder(tmp_path: Path) -> None:
+    """Also in a folder that is made of the file."""
+    model = tiny_gguf(tmp_path / "model.gguf")
+    folder = with_ends(model, tmp_path / "folder", None, None)
+    stated = {"temperature": 1, "top_k": 20, "top_p": "x", "repetition_penalty": 1.05, "n": 2}
+    (folder / "generation_config.json").write_text(json.dumps(stated))
+    made = convert_weight(HuggingFaceModel.open(folder), "f32", tmp_path / "new.gguf", quiet)
+    new = GGUFModel.open(made.path)
+    keys = {key: value for key, value in new.file.metadata.items() if "sampling" in key}
+    assert keys == {
+        "general.sampling.temp": 1.0, "general.sampling.top_k": 20,
+        "general.sampling.penalty_repeat": np.float32(1.05),
+    }  # fmt: skip
+    convert_weight(new, "q4f16_1", tmp_path / "out", quiet)
+    chat = json.loads((tmp_path / "out" / "mlc-chat-config.json").read_text())
+    assert (chat["temperature"], chat["repetition_penalty"]) == (1.0, 1.05)
+    (folder / "generation_config.json").write_text('{"temperature": 0.7, "do_sample": false}')
+    convert_weight(HuggingFaceModel.open(folder), "q4f16_1", tmp_path / "greedy", quiet)
+    chat = json.loads((tmp_path / "greedy" / "mlc-chat-config.json").read_text())
+    assert chat["temperature"] == 0.0
+
+
 @pytest.mark.parametrize("in_generation", [False, True])
 def test_the_first_of_a_list_ends_answers_where_no_token_is_named(
     in_generation: bool, tmp_path: Path

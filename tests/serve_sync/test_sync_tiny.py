@@ -230,6 +230,23 @@ def test_a_wrong_value_in_a_model_folder_names_file_and_field(
         open_model(str(tmp_path))
 
 
+def test_what_a_file_says_of_sampling(tmp_path: Path) -> None:
+    """As llama.cpp's converter writes it; a JSON file beside it comes first."""
+    stated = {"temp": 0.6, "top_k": -1, "top_p": 0.95, "min_p": 0.05, "penalty_repeat": 1.05}
+    keys = {f"general.sampling.{end}": value for end, value in stated.items()}
+    path, metadata = tmp_path / "a.gguf", {**byte_tokenizer_metadata(), **SIZES}
+    write_gguf(path, {**metadata, **keys}, {})
+    expected = {
+        "temperature": 0.6, "top_k": 0, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.05,
+    }  # fmt: skip
+    assert open_model(str(path)).defaults.given == expected
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "do_sample": false}')
+    assert open_model(str(tmp_path)).defaults.given == expected | {"temperature": 0.0}
+    write_gguf(path, {**metadata, "general.sampling.temp": "hot"}, {})
+    with pytest.raises(ModelFileError, match=r"a\.gguf: temperature = 'hot'"):
+        open_model(str(path))
+
+
 def test_a_named_template_serves_where_the_file_has_none(tmp_path: Path) -> None:
     metadata = {k: v for k, v in byte_tokenizer_metadata().items() if "chat_template" not in k}
     write_gguf(tmp_path / "a.gguf", {**metadata, **SIZES}, {})

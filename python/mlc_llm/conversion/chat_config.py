@@ -17,6 +17,7 @@ from mlc_llm.model_files.folder_texts import token_ids
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
 from mlc_llm.model_files.mlc import MLCModel, config_json
+from mlc_llm.model_files.sampling import folder_sampling, gguf_sampling
 from mlc_llm.models.registry import architecture_of
 from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
@@ -24,6 +25,7 @@ from mlc_llm.quantization.names import FOLDERS
 from mlc_llm.tokenizers import Tokenizer
 
 FILE = "mlc-chat-config.json"
+GENERATION = "generation_config.json"
 MAX_JSON_BYTES = 16 << 20
 PREFILL_CHUNK = 2048
 AUTO, PLAIN = "auto", "LM"
@@ -155,10 +157,10 @@ def _template(
 
 
 def _sampling(files: ModelFiles) -> dict[str, JsonValue]:
-    """The defaults of a folder's generation_config.json."""
-    folder = files.path if files.path.is_dir() else None
-    if folder is None:
-        return {}
-    path = folder / "generation_config.json"
-    stated = read_json_object(path, MAX_JSON_BYTES, may_be_missing=True)
-    return {name: stated[name] for name in _SAMPLING if name in stated}
+    """The defaults of a .gguf file, or of a folder's generation_config.json."""
+    if isinstance(files, GGUFModel):
+        stated = gguf_sampling(files.file.metadata)
+    else:
+        path = files.path / GENERATION
+        stated = folder_sampling(read_json_object(path, MAX_JSON_BYTES, may_be_missing=True))
+    return {name: cast(JsonValue, stated[name]) for name in _SAMPLING if name in stated}

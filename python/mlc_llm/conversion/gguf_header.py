@@ -1,8 +1,8 @@
 """The metadata of a GGUF file that is made of a Hugging Face folder.
 
 Keys and values are those that llama.cpp's convert_hf_to_gguf.py writes, but for what it guesses of
-names: of the keys `general.*` there are the type and the folder's name. What was made is read again
-as a model: if that is another model than the folder's, nothing is written.
+names: of the keys `general.*` there are the type, the folder's name and those of sampling. What was
+made is read again as a model: if that is another model than the folder's, nothing is written.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from mlc_llm.conversion.gguf_entries import Value, entry, text_entry
 from mlc_llm.conversion.gguf_fields import CLASSES, Class, text_config
 from mlc_llm.conversion.gguf_vocabulary import vocabulary_entries
 from mlc_llm.errors import MLCError, UnsupportedModel
+from mlc_llm.json_file import read_json_object
 from mlc_llm.loader.gguf_metadata import RawEntry
 from mlc_llm.loader.tensor import Tensor
+from mlc_llm.model_files.folder_texts import MAX_BYTES
 from mlc_llm.model_files.huggingface import HuggingFaceModel
+from mlc_llm.model_files.sampling import sampling_keys
 from mlc_llm.models.registry import architecture_of, read_gguf
 from mlc_llm.models.spec import ModelSpec
 
@@ -53,9 +56,15 @@ def metadata_of(files: HuggingFaceModel, tensors: Mapping[str, Tensor]) -> dict[
         "general.architecture": text_entry(name),
         "general.type": text_entry("model"),
         "general.name": text_entry(files.path.resolve().name),
-        **{key: entry(value) for key, value in own.items()},
+        **{key: entry(value) for key, value in {**own, **_sampling(files)}.items()},
         **vocabulary_entries(files.path, spec.vocab),
     }
+
+
+def _sampling(files: HuggingFaceModel) -> Mapping[str, Value]:
+    """Raises ModelFileError."""
+    path = files.path / "generation_config.json"
+    return sampling_keys(read_json_object(path, MAX_BYTES, may_be_missing=True))
 
 
 def _check_same(

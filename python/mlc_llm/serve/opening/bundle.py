@@ -20,6 +20,7 @@ from mlc_llm.serve.opening.settings import (
     ModelSettings,
     read_settings,
     settings_of_default_model,
+    with_gguf,
 )
 from mlc_llm.support.gguf_parts import is_tower
 from mlc_llm.support.hub_choice import CONFIG
@@ -188,14 +189,18 @@ def open_model(
     """
     source = resolve_model(model)
     path = _gguf_of(source)
-    files: ModelFiles = _open_folder(source.path) if path is None else open_with_head(path)
+    settings = _settings_of(model, path or source.path)
+    if path is None:
+        files: ModelFiles = _open_folder(source.path)
+    else:
+        files = of_file = open_with_head(path)
+        settings = with_gguf(settings, of_file.file)
     if quantization is not None:
         files = _quantized(files, quantization)
     if rope_scaling is not None:
         files = _rescaled(files, rope_scaling)
     if on_files is not None:
         on_files(files)
-    settings = _settings_of(model, path or source.path)
     tokenizer = files.tokenizer()
     template = None if settings.prefers_template else files.chat_template(tokenizer)
     return ModelBundle(

@@ -1,15 +1,18 @@
-"""The JSON files beside a model's weights: mlc-chat-config.json and generation_config.json."""
+"""The JSON files beside a model's weights: mlc-chat-config.json and generation_config.json, or what
+a .gguf file has in place of the second one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import ModelFileError, UserError
 from mlc_llm.json_file import read_json_object
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.model_files.sampling import folder_sampling, gguf_sampling
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.record import record
 
@@ -21,8 +24,6 @@ if TYPE_CHECKING:
 MAX_CONFIG_BYTES = 16 * 2**20
 CHAT_CONFIG_FILE = "mlc-chat-config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields of generation_config.json that mean the same here."""
 
 
 @record()
@@ -69,7 +70,7 @@ def read_settings(folder: Path) -> ModelSettings:
     generation = read_json_object(path, MAX_CONFIG_BYTES, may_be_missing=True)
     stops = _stop_token_ids(generation)
     with _naming(path):
-        sampling = _sampling(generation)
+        sampling = GenerationConfig.model_validate(folder_sampling(generation))
         if named is None:
             return ModelSettings(sampling, stop_token_ids=stops)
         chat, template = named
@@ -85,6 +86,14 @@ def read_settings(folder: Path) -> ModelSettings:
     )
 
 
+def with_gguf(settings: ModelSettings, file: GGUFFile) -> ModelSettings:
+    """With what the file says of sampling, where the settings say nothing of it. Raises
+    ModelFileError for a wrong value."""
+    with _naming(file.path):
+        sampling = GenerationConfig.model_validate(gguf_sampling(file.metadata))
+    return replace(settings, sampling=settings.sampling.merged_over(sampling))
+
+
 def _chat_config(path: Path) -> tuple[MLCChatConfig, Conversation] | None:
     """What mlc-chat-config.json says, and the template that it names; None: no such file."""
     values = read_json_object(path, MAX_CONFIG_BYTES, may_be_missing=True)
@@ -95,13 +104,6 @@ def _chat_config(path: Path) -> tuple[MLCChatConfig, Conversation] | None:
     with _naming(path):
         chat = chat_config.MLCChatConfig.parse(values)
     return chat, chat_config.conversation(chat)
-
-
-def _sampling(generation: dict[str, JsonValue]) -> GenerationConfig:
-    values = {name: generation[name] for name in _SAMPLING if name in generation}
-    if generation.get("do_sample") is False:
-        values["temperature"] = 0.0
-    return GenerationConfig.model_validate(values)
 
 
 def _stop_token_ids(generation: dict[str, JsonValue]) -> frozenset[int]:
