@@ -61,6 +61,9 @@ def test_the_first_training_may_stand_outside_and_wins(key: str, scaling: dict[s
     for inner in (scaling, {**scaling, TRAINED: 9000}):
         assert read_config({**LLAMA, TRAINED: 64, key: inner}).ropes == expected
     assert read_config({**LLAMA, key: {**scaling, TRAINED: 9000}}).ropes != expected
+    assert read_config({**LLAMA, key: scaling}) == read_config(
+        {**LLAMA, key: {**scaling, TRAINED: 256}}
+    )
     with pytest.raises(ModelFileError, match=f"^{TRAINED} is 0"):
         read_config({**LLAMA, TRAINED: 0, key: scaling})
 

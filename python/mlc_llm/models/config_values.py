@@ -162,16 +162,17 @@ def rope_of(values: Values, dim: int, theta: float, context: int) -> RopeSpec:
     if kind == "linear":
         return RopeSpec(base, dim, linear=values.positive("factor"))
     if kind == "llama3":
-        return RopeSpec(base, dim, factors=llama3_factors(values, dim, base))
+        return RopeSpec(base, dim, factors=llama3_factors(values, dim, base, context))
     if kind == "yarn":
         return yarn_of(values, context).rope(base, dim)
     return RopeSpec(base, dim)
 
 
-def llama3_factors(values: Values, head_dim: int, theta: float) -> tuple[float, ...]:
+def llama3_factors(values: Values, head_dim: int, theta: float, context: int) -> tuple[float, ...]:
     """Divisors of the frequencies (Llama 3.1): 1 for short waves, `factor` for long ones, a mean in
-    between; a wave's length is measured against the context of the first training."""
-    factor, context = values.positive("factor"), values.count(TRAINED)
+    between; a wave's length is measured against the context of the first training. context: where
+    the fields do not say that."""
+    factor, context = values.positive("factor"), values.count(TRAINED, context)
     low, high = values.positive("low_freq_factor"), values.positive("high_freq_factor")
     values.check("high_freq_factor", high > low, "more than low_freq_factor")
     found = []
