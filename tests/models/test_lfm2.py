@@ -247,3 +247,6 @@ def test_what_is_not_computed_is_refused() -> None:
         read_config({**CONFIG, "conv_bias": True})
     with pytest.raises(UnsupportedModel, match="layer 0: a convolution over 1 token"):
         read_config({**CONFIG, "conv_L_cache": 1})
+    own = {f"lfm2.{key}": value for key, value in METADATA.items()}
+    with pytest.raises(UnsupportedModel, match=r"lfm2\.attention\.sliding_window is 16"):
+        read_gguf({"general.architecture": "lfm2", **own, "lfm2.attention.sliding_window": 16}, {})

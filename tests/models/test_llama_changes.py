@@ -297,6 +297,15 @@ def test_scaling_without_a_type_is_linear(metadata: dict[str, Any], divisor: flo
     assert rope == RopeSpec(10000.0, DIM, divisor)
 
 
+def test_rotated_elements_are_multiplied_without_yarn_too() -> None:
+    keys = {"rope.scaling.attn_factor": 1.25, "rope.dimension_count_swa": 8}
+    (rope,) = of_gguf("llama", keys, LAYER).ropes
+    assert rope == RopeSpec(1e4, DIM, magnitude=1.25)
+    gemma = {**LAYER, **HEAD_NORMS, **POST_NORMS}
+    whole, local = of_gguf("gemma3", {**WINDOWS, **keys}, gemma).ropes
+    assert (whole, local) == (rope, RopeSpec(1e4, 8))
+
+
 def test_yarn_by_the_older_name_of_the_factor() -> None:
     names = {"rope.scaling.factor": "rope.scale_linear"}
     old = {names.get(key, key): one for key, one in GGUF_YARN.items()}
@@ -320,6 +329,19 @@ def test_scaled_queries_and_a_window_of_the_engine_do_not_go_together() -> None:
          "'longrope'"),
         (lambda: of_gguf("granite", {"logit_scale": 2.0, "rope.scaling.finetuned": False}, LAYER),
          UnsupportedModel, "rope.scaling.finetuned is False"),
+        (lambda: of_gguf("exaone4", {**WINDOWS, "rope.freq_base_swa": 5e5}, EXAONE_LAYER),
+         UnsupportedModel, r"exaone4\.rope\.freq_base_swa is 500000\.0; supported: 10000\.0"),
+        (lambda: of_gguf("cohere2", {**WINDOWS, "rope.freq_base_swa": 5e5, "logit_scale": 1.0,
+                         "attention.layer_norm_epsilon": 1e-5}, LAYER), UnsupportedModel,
+         r"freq_base_swa is 500000\.0"),
+        (lambda: of_gguf("gemma2", {**WINDOWS, "rope.freq_base_swa": 5e5}, LAYER),
+         UnsupportedModel, r"freq_base_swa is 500000\.0"),
+        (lambda: of_gguf("gpt-oss", {**WINDOWS, "rope.freq_base_swa": 5e5, "expert_count": 4,
+                         "expert_used_count": 2, "expert_feed_forward_length": 32}, LAYER),
+         UnsupportedModel, r"freq_base_swa is 500000\.0"),
+        (lambda: of_gguf("llama", {"expert_count": 4, "expert_used_count": 2,
+                         "expert_group_count": 2}, LAYER), UnsupportedModel,
+         r"llama\.expert_group_count is 2; supported: 0, 1"),
         (lambda: of_gguf("granite", {}, LAYER), ModelFileError, "granite.logit_scale is None"),
         (lambda: of_gguf("olmo2", {}, LAYER), ModelFileError, "no tensor blk.0.attn_k_norm"),
         (lambda: of_gguf("qwen2", {}, LAYER), ModelFileError, "no tensor blk.0.attn_k.bias"),

@@ -31,9 +31,11 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     values = GGUFValues(metadata, "cohere2")
     sizes = values.sizes(tensors, eps=LAYER_NORM_EPS)
+    rope = values.rope(sizes.head_dim, THETA)
+    values.refuse_unless("rope.freq_base_swa", rope.theta)
     spec = _spec(
         sizes,
-        values.rope(sizes.head_dim, THETA),
+        rope,
         DenseSpec(sizes.intermediate),
         values.count(WINDOW),
         values.windowed(sizes.layers, GLOBAL_EVERY),

@@ -109,7 +109,10 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     ]
     ropes = (
         values.rope(sizes.head_dim, GLOBAL_THETA, factors=FREQUENCIES),
-        RopeSpec(values.positive("rope.freq_base_swa", LOCAL_THETA), local_dim),
+        RopeSpec(
+            values.positive("rope.freq_base_swa", LOCAL_THETA),
+            values.count("rope.dimension_count_swa", local_dim),
+        ),
     )
     own = count - values.whole("attention.shared_kv_layers")
     inputs = values.whole("embedding_length_per_layer_input")

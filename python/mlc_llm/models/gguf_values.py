@@ -57,7 +57,9 @@ class GGUFValues(Values):
         )
 
     def experts(self, intermediate: int) -> ExpertsSpec:
-        """intermediate: the size of one expert. Raises ModelFileError."""
+        """intermediate: the size of one expert. Raises ModelFileError; UnsupportedModel for experts
+        that are chosen by groups."""
+        self.refuse_unless("expert_group_count", 0, 1)
         chosen = self.count("expert_used_count")
         return ExpertsSpec(self.count("expert_count"), chosen, intermediate)
 
@@ -75,11 +77,13 @@ class GGUFValues(Values):
         names no type of scaling has linear scaling, as in llama.cpp. Raises UnsupportedModel unless
         scaling is linear or YaRN; ModelFileError."""
         dim = self.count("rope.dimension_count", head_dim)
+        dim = self.count(f"rope.dimension_count{suffix}", dim)
         base = self.positive(f"rope.freq_base{suffix}", theta)
         kind = "none" if suffix else self.get("rope.scaling.type", "linear")
         if kind == "yarn" and factors is None:
             return self._yarn(truncate).rope(base, dim)
-        return RopeSpec(base, dim, self._linear(kind), factors)
+        grown = 1.0 if suffix else self.positive("rope.scaling.attn_factor", 1.0)
+        return RopeSpec(base, dim, self._linear(kind), factors, grown)
 
     def _linear(self, kind: object) -> float:
         """Divisor of positions. A factor of 0 means that there is none."""

@@ -48,7 +48,9 @@ HF_NAMES = (
 
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
-    spec = gguf_spec(GGUFValues(metadata, "lfm2"), tensors)
+    values = GGUFValues(metadata, "lfm2")
+    values.refuse_unless("attention.sliding_window", 0)
+    spec = gguf_spec(values, tensors)
     return plan_weights(spec, tensors, last_norm=LAST_NORM)
 
 
