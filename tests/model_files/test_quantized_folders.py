@@ -271,6 +271,8 @@ def zeros(kind: str, *shape: int) -> Stored:
         (field("awq", "version", "gemv"), UnsupportedModel, "version is 'gemv'; supported: gemm"),
         (field("fp8", "weight_block_size", [0, 1]), ModelFileError, "weight_block_size is [0, 1]"),
         (field("compressed", "format", "dense"), UnsupportedModel, "format is 'dense'"),
+        (field("compressed", "transform_config", {"config_groups": {"u": {}}}), UnsupportedModel,
+         "quantization_config.transform_config is {'config_groups'"),
         (field("gptq", "quant_method", "x"), UnsupportedModel, "supported: awq, compressed-"),
     ],
 )  # fmt: skip

@@ -46,7 +46,8 @@ def _float8(how: Values, tensors: Tensors) -> Tensors:
 
 def _compressed(how: Values, tensors: Tensors) -> Tensors:
     """compressed-tensors has formats of its own. In 8-bit floats each row has a scale, or each
-    matrix."""
+    matrix. Transforms of what a matrix reads or gives are not computed."""
+    how.refuse_unless("transform_config", {})
     if how.get("format") == "float-quantized":
         return _with_scales("weight_scale", tensors, None)
     return compressed(how, tensors)
