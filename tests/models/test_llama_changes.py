@@ -334,6 +334,8 @@ def test_scaled_queries_and_a_window_of_the_engine_do_not_go_together() -> None:
         (lambda: of_gguf("cohere2", {**WINDOWS, "rope.freq_base_swa": 5e5, "logit_scale": 1.0,
                          "attention.layer_norm_epsilon": 1e-5}, LAYER), UnsupportedModel,
          r"freq_base_swa is 500000\.0"),
+        (lambda: of_gguf("exaone4", {**WINDOWS, "rope.dimension_count_swa": 8}, EXAONE_LAYER),
+         UnsupportedModel, r"exaone4\.rope\.dimension_count_swa is 8; supported: 16"),
         (lambda: of_gguf("gemma2", {**WINDOWS, "rope.freq_base_swa": 5e5}, LAYER),
          UnsupportedModel, r"freq_base_swa is 500000\.0"),
         (lambda: of_gguf("gpt-oss", {**WINDOWS, "rope.freq_base_swa": 5e5, "expert_count": 4,

@@ -32,7 +32,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     values = GGUFValues(metadata, "cohere2")
     sizes = values.sizes(tensors, eps=LAYER_NORM_EPS)
     rope = values.rope(sizes.head_dim, THETA)
-    values.refuse_unless("rope.freq_base_swa", rope.theta)
+    values.refuse_local_rope(rope)
     spec = _spec(
         sizes,
         rope,

@@ -29,7 +29,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     values = GGUFValues(metadata, "exaone4")
     spec = _normed(llama.gguf_spec(values, tensors))
     if values.get(llama.WINDOW):
-        values.refuse_unless("rope.freq_base_swa", spec.ropes[0].theta)
+        values.refuse_local_rope(spec.ropes[0])
         windowed = values.windowed(len(spec.layers), GLOBAL_EVERY)
         spec = _windowed(spec, values.count(llama.WINDOW), windowed)
     return plan_weights(spec, tensors)

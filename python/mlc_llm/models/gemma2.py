@@ -46,7 +46,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     window = values.count("attention.sliding_window", WINDOW)
     windowed = values.windowed(sizes.layers, GLOBAL_EVERY)
     rope = values.rope(sizes.head_dim, THETA)
-    values.refuse_unless("rope.freq_base_swa", rope.theta)
+    values.refuse_local_rope(rope)
     cap = values.cap("final_logit_softcapping", LOGIT_CAP)
     return plan_weights(
         replace(_spec(sizes, mixer, window, rope, windowed), logit_cap=cap), tensors

@@ -85,6 +85,12 @@ class GGUFValues(Values):
         grown = 1.0 if suffix else self.positive("rope.scaling.attn_factor", 1.0)
         return RopeSpec(base, dim, self._linear(kind), factors, grown)
 
+    def refuse_local_rope(self, rope: RopeSpec) -> None:
+        """For models whose layers with a window rotate as the others do. Raises UnsupportedModel if
+        the file says otherwise."""
+        self.refuse_unless("rope.freq_base_swa", rope.theta)
+        self.refuse_unless("rope.dimension_count_swa", rope.dim)
+
     def _linear(self, kind: object) -> float:
         """Divisor of positions. A factor of 0 means that there is none."""
         if kind not in ("none", "linear"):

@@ -74,7 +74,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     sizes = values.sizes(tensors, intermediate="expert_feed_forward_length")
     experts = values.experts(sizes.intermediate)
     rope = values.rope(sizes.head_dim, THETA, truncate=False)
-    values.refuse_unless("rope.freq_base_swa", rope.theta)
+    values.refuse_local_rope(rope)
     window = values.count("attention.sliding_window")
     windows = [window if one else None for one in values.windowed(sizes.layers, FULL_EVERY)]
     return plan_weights(_spec(sizes, experts, windows, rope, has_bias=True), tensors, names=RENAMED)
