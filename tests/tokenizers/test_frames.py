@@ -121,3 +121,24 @@ def test_the_frame_of_roberta_s_files(tmp_path: Path) -> None:
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))
     assert Tokenizer(tmp_path).frame == Frame((0,), (2, 2), (2,))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, Frame()),
+        ({"add_eos_token": True}, Frame((), (2,), (2,))),
+        ({"add_bos_token": True, "add_eos_token": True}, Frame((0,), (2, 0), (2,))),
+        ({"add_bos_token": True, "add_eos_token": False}, Frame((0,))),
+    ],
+)
+def test_the_frame_of_files_without_a_tokenizer_json(
+    flags: dict[str, bool], expected: Frame, tmp_path: Path
+) -> None:
+    """tokenizer_config.json says it. It does not beside a tokenizer.json."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "a", "b"]
+    (tmp_path / "vocab.json").write_text(json.dumps({one: i for i, one in enumerate(tokens)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    named = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**named, **flags}))
+    assert Tokenizer(tmp_path).frame == expected

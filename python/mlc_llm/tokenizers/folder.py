@@ -12,11 +12,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mlc_llm.errors import ModelNotFound, UnsupportedModel
 from mlc_llm.tokenizers.bpe_files import parts_of_bpe_files
 from mlc_llm.tokenizers.folder_config import FolderConfig
+from mlc_llm.tokenizers.frame import Frame
 from mlc_llm.tokenizers.longest_match import FILE as RWKV_FILE
 from mlc_llm.tokenizers.longest_match import parts_of_rwkv_file
 from mlc_llm.tokenizers.parts import Parts
@@ -44,6 +46,15 @@ def parts_of_folder(folder: Path) -> Parts:
     if config.lowercases:
         words = "do_lower_case of sentence-transformers is supported with a"
         raise UnsupportedModel(f"{folder}: {words} {JSON} alone")
+    parts = _of_other_files(folder, config)
+    if config.flag("add_eos_token") is not True or parts.frame or parts.eos_token_id is None:
+        return parts
+    bos, end = parts.bos_token_id, (parts.eos_token_id,)
+    start = (bos,) if parts.add_bos and bos is not None else ()
+    return replace(parts, frame=Frame(start, end + start, end))
+
+
+def _of_other_files(folder: Path, config: FolderConfig) -> Parts:
     if (folder / TEKKEN).is_file():
         return parts_of_tekken(folder / TEKKEN, config)
     for path in (folder / name for name in _MODELS):
