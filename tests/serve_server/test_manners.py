@@ -127,6 +127,24 @@ def test_a_slash_at_the_end_changes_nothing(server: Running, path: str) -> None:
     assert server.call("GET", "/nothing/").status == 404
 
 
+@pytest.mark.parametrize(
+    ("target", "plain"),
+    [
+        ("/v1/models", "/v1/models"),
+        ("/v1/models/", "/v1/models"),
+        ("/v1/models/mock%3A%2F%2Fecho", "/v1/models/mock%3A%2F%2Fecho"),
+        ("/v1/models/x?a=b", "/v1/models/x"),
+        ("/nothing", "/nothing"),
+        ("/", "/"),
+        ("", "/"),
+    ],
+)
+def test_a_whole_address_is_a_target_too(server: Running, target: str, plain: str) -> None:
+    whole = server.call("GET", f"http://127.0.0.1:{server.port}{target}")
+    usual = server.call("GET", plain)
+    assert (whole.status, whole.data) == (usual.status, usual.data)
+
+
 def test_connections_beyond_the_limit_are_closed_at_once() -> None:
     with running(ServerSettings(port=0, limits=Limits(connections=3))) as server:
         held = [server.connect() for _ in range(3)]

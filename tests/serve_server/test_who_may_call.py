@@ -89,6 +89,33 @@ def test_foreign_host_names_are_refused(server: Running) -> None:
         assert repr(host) in reply.error["message"]
 
 
+def test_the_host_of_a_whole_address_counts(server: Running, locked: Running) -> None:
+    """RFC 9112, section 3.2.2. What `Host` says beside it does not matter."""
+    own = f"127.0.0.1:{server.port}"
+    for target in (f"http://{own}", f"HTTP://{own}", "https://localhost"):
+        for host in (own, "evil.example"):
+            reply = server.call("GET", f"{target}/health?a=b", headers={"host": host})
+            assert reply.status == 200, (target, host)
+    for target in ("evil.example", f"evil.example:{server.port}", "127.0.0.1.evil.example"):
+        reply = server.call("GET", f"http://{target}/health", headers={"host": own})
+        assert reply.status == 403 and reply.error["code"] == "unknown_host", target
+    page = {"origin": "http://evil.example", "host": "evil.example"}
+    reply = server.call("GET", f"http://{own}/health", headers=page)
+    assert reply.status == 403 and reply.error["code"] == "unknown_origin"
+    assert locked.call("GET", f"http://{own}/v1/models").status == 401
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("http://user@localhost/health", "http://localhost:80@evil.example/health", "http://"),
+        *("http:///health", "ftp://localhost/health", "/http://localhost/health"),
+    ],
+)
+def test_addresses_that_are_no_server_s_are_no_routes(server: Running, target: str) -> None:
+    assert server.call("GET", target, headers={"host": "localhost"}).status == 404
+
+
 def test_foreign_web_pages_are_refused(server: Running) -> None:
     own = f"127.0.0.1:{server.port}"
     good = {"origin": f"http://{own}", "host": own}

@@ -19,7 +19,7 @@ from mlc_llm.serve.server.limits.holding import Holding
 from mlc_llm.serve.server.limits.refusing import EarlyRefusal
 from mlc_llm.serve.server.notes.access_log import AccessLog
 from mlc_llm.serve.server.notes.note import current_note
-from mlc_llm.serve.server.paths import WithoutSlash
+from mlc_llm.serve.server.paths import PlainPath
 from mlc_llm.serve.server.routes import admin, balancers, debug, info, ollama
 from mlc_llm.serve.server.routes.anthropic import count_message_tokens, messages
 from mlc_llm.serve.server.routes.chat import chat_completions
@@ -118,7 +118,7 @@ def _middleware(context: ServerContext, answers: Sequence[str]) -> list[Middlewa
         CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
     )
     return [
-        Middleware(WithoutSlash),
+        Middleware(PlainPath),
         Middleware(AccessLog, ended=context.ended),
         *([for_pages] if origins else []),
         Middleware(Guard, settings=settings, open_paths=OPEN_PATHS),
