@@ -15,6 +15,7 @@ from threaded_harness import eventually, frozen
 
 from mlc_llm.serve.server.limits.settings import ServerSettings
 from mlc_llm.serve.server.limits.tenants import read_keys
+from mlc_llm.serve.server.notes import access_log
 from mlc_llm.support.log_thread import ThreadHandler
 from mlc_llm.support.logging import ACCESS, LOGGER_NAME, TEXT, set_up, set_up_access
 
@@ -117,6 +118,59 @@ def test_a_client_that_leaves_is_named_so(keyed: Running, lines: Lines) -> None:
     assert (whole["status"], whole["aborted"]) == (499, True)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_the_tokens_of_an_answer_that_its_client_has_left_are_counted(
+    keyed: Running, lines: Lines, path: str
+) -> None:
+    """All that the engine has computed, also behind what the client has read."""
+    prompts = ["abc " * 500, "abd " * 400]
+    body: dict[str, Any] = {"prompt": prompts, "stream": True}
+    if path != "/v1/completions":
+        prompts = prompts[:1]
+        body = {"messages": [{"role": "user", "content": prompts[0]}], "stream": True}
+    before = engine_tokens(keyed)
+    connection = keyed.connect()
+    connection.request("POST", path, json.dumps(body), {**JSON, **bearer(KEYS[0])})
+    connection.getresponse().read(2000)
+    with frozen():  # the engine is in a step when the client leaves
+        connection.close()
+        eventually(lambda: not keyed.context.models.default.readers, "it goes on")
+    keyed.wait_alone()
+    (line,) = (one for one in lines.last(2) if one["route"] == path)
+    made = {name: after - before[name] for name, after in engine_tokens(keyed).items()}
+    assert line["aborted"] and line["finish_reason"] == "abort"
+    assert line["tokens_in"] == sum(map(len, prompts)) == made["prompt"]
+    assert line["tokens_out"] == made["completion"] > 0
+
+
+def engine_tokens(server: Running) -> dict[str, int]:
+    """Of all requests that have ended."""
+    metrics = server.client._engine.loaded.core.metrics()
+    return {name: int(metrics[f"{name}_tokens_sum"]) for name in ("prompt", "completion")}
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_client_that_leaves_before_the_first_token(
+    keyed: Running, lines: Lines, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """Its line waits for the engine, but for a while only: the engine may hang."""
+    if hangs:
+        monkeypatch.setattr(access_log, "COUNT_S", 0.01)
+    with frozen():
+        connection = keyed.connect()
+        body = {"prompt": "xyz", "stream": True}
+        headers = {**JSON, **bearer(KEYS[0])}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        eventually(lambda: not keyed.client.progress.is_idle, "the request did not begin")
+        connection.close()
+        eventually(lambda: not keyed.context.models.default.readers, "it goes on")
+        found = lines.last() if hangs else []
+    (line,) = found or lines.last()
+    assert line["aborted"] and line["ttft_s"] is None
+    assert line["tokens_in"] == (0 if hangs else 3)
+    keyed.wait_alone()
+
+
 def test_a_stream_that_ends_with_an_error_is_named_so(keyed: Running, lines: Lines) -> None:
     """Its status is that of its beginning, so the code alone tells it from a whole answer."""
     headers = {**bearer(KEYS[0]), "x-request-timeout": "0.2"}
@@ -124,6 +178,7 @@ def test_a_stream_that_ends_with_an_error_is_named_so(keyed: Running, lines: Lin
         assert b'"timeout"' in ask(keyed, headers, stream=True).data
     (line,) = lines.last()
     assert (line["status"], line["code"], line["aborted"]) == (200, "timeout", False)
+    assert line["tokens_in"] == len(SECRET)
 
 
 def test_a_route_is_named_without_what_its_path_holds(keyed: Running, lines: Lines) -> None:

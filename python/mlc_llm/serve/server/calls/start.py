@@ -12,6 +12,7 @@ from mlc_llm.serve.server.calls.context import ServedModel
 from mlc_llm.serve.server.errors import overloaded, timed_out
 from mlc_llm.serve.server.limits.order import Order
 from mlc_llm.serve.server.limits.threads import PREPARING
+from mlc_llm.serve.server.notes.note import current_note
 from mlc_llm.serve.server.streams.reader import ServedReader
 
 
@@ -26,6 +27,8 @@ async def start_call(
         )
         await _turn(served, parts, reader, order, ready.prompt_tokens)
         served.client.submit(ready, reader)
+        if not reader.is_over:  # else the engine has none of it
+            current_note().owed = len(parts)
     except Exception as error:
         reader.fail(error)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +15,8 @@ from mlc_llm.serve.server.notes.note import RequestNote, begin_note
 
 REQUEST_ID_HEADER = "x-request-id"
 LONGEST_ID = 128
+COUNT_S = 5.0
+"""The line of an answer that was ended early waits so long for its tokens to be counted."""
 
 _log = logging.getLogger("mlc_llm.access")
 
@@ -51,8 +55,11 @@ class AccessLog:
 
         try:
             await self._app(scope, receiving, sending)
-        finally:
             note.ended = time.monotonic()
+            with suppress(asyncio.CancelledError):  # the server ends without it
+                await note.counted(COUNT_S)
+        finally:
+            note.ended = note.ended or time.monotonic()
             self._ended(note)
             write_line(note)
 

@@ -5,8 +5,10 @@ It never has a word of the request or of its answer.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from uuid import uuid4
@@ -43,6 +45,8 @@ class RequestNote:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    owed: int = 0
+    """Parts of the answer that the engine computes, whose tokens it has yet to count."""
     ignored: int = 0
     """How many fields of the request had no effect."""
     finish_reasons: list[str] = field(default_factory=list)
@@ -58,15 +62,24 @@ class RequestNote:
     """Errors have the shape of Anthropic's API, also where the route is of several APIs."""
     traceparent: str | None = None
     """The span of the client's that this request belongs to."""
+    _all_counted: asyncio.Event | None = None
 
     def saw(self, chunk: Chunk) -> None:
         """The engine gave a chunk of the answer."""
         if chunk.usage_json is not None:
             self._add_usage(chunk.usage_json)
             return
-        if self.first_token_at is None:
+        if self.first_token_at is None and not self.is_aborted:
             self.first_token_at = time.monotonic()
         self.finish_reasons += [one.finish_reason for one in chunk.pieces if one.finish_reason]
+
+    async def counted(self, seconds: float) -> None:
+        """Wait until the engine has counted its tokens, which it does a step after an answer was
+        ended early; but not for longer: it may hang."""
+        if self.owed:
+            self._all_counted = asyncio.Event()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._all_counted.wait(), seconds)
 
     def cut(self, status: int, code: str) -> None:
         """An error has ended a stream that had begun."""
@@ -109,6 +122,9 @@ class RequestNote:
         self.prompt_tokens += usage["prompt_tokens"]
         self.completion_tokens += usage["completion_tokens"]
         self.cached_tokens += (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        self.owed -= 1
+        if self.owed == 0 and self._all_counted is not None:
+            self._all_counted.set()
 
 
 _current: ContextVar[RequestNote | None] = ContextVar("mlc_llm_request_note", default=None)

@@ -41,8 +41,10 @@ class ServedReader(AsyncReader):
 
     def take(self, news: News) -> None:
         """See `AsyncReader`. Behind an error nothing is taken: the end that an abort brings would
-        stand in the error's place."""
+        stand in the error's place. Only its tokens count."""
         if self.error is not None:
+            if self._watch is not None and news[1].usage_json is not None:
+                self._watch(news[1])
             return
         self._run(self._on_first)
         super().take(news)
