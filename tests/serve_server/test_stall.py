@@ -199,6 +199,39 @@ def test_a_stalled_engine_can_be_replaced() -> None:
         freezer.gate.set()
 
 
+def test_a_model_without_an_engine_is_not_ready() -> None:
+    """It stalls while it makes room for another one, whose client then leaves."""
+    with (
+        Freezer().installed() as freezer,
+        running(settings(on_stall="restart"), MODELS, most_open=1) as server,
+    ):
+        models, loop = server.context.models, server.server._loop
+        assert loop is not None
+        slot = models.default
+        loop.call_soon_threadsafe(models.take_ready, slot)  # for a client that reads slowly
+        asking = threading.Thread(target=server.chat, args=("freeze",))
+        asking.start()
+        assert freezer.entered.wait(PATIENCE_SECONDS)
+        other = server.connect()
+        body = {"messages": [{"role": "user", "content": "x"}], "model": "b"}
+        other.request("POST", "/v1/chat/completions", json.dumps(body), JSON)
+        eventually(lambda: state(server) == "draining", "it makes no room")
+        Clock().until_stalled(server)
+        asking.join(PATIENCE_SECONDS)
+        other.close()
+        eventually(lambda: models.num_waiting == 0, "it still waits")
+        eventually(lambda: not models._turn.locked(), "it is still drained")
+        assert (slot.client, state(server)) == (None, "closed")
+        assert server.chat("hello").status == 200 and state(server) == "ready"
+        loop.call_soon_threadsafe(models.give_back, slot)
+        freezer.gate.set()
+
+
+def state(server: Running) -> str:
+    found: str = server.call("GET", "/v1/models/a").json["state"]
+    return found
+
+
 def test_a_dead_engine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(settings(on_stall="restart")) as server:
         worker: Any = server.client._engine._worker

@@ -282,7 +282,7 @@ class ModelRegistry:
                 if not is_wanted():
                     raise _NobodyWaits
         except BaseException:
-            slot.state = State.READY
+            slot.state = State.CLOSED if slot.client is None else State.READY
             slot.hand_over()
             raise
 
