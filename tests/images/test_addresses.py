@@ -31,7 +31,9 @@ def refusal(url: str, *hosts: str, limits: ImageLimits | None = None) -> str:
 
 def test_bytes_come_out_of_data_addresses() -> None:
     body = base64.b64encode(b"\xff\x00abc").decode()
-    for text in (body, body.rstrip("="), body.replace("=", "%3D")):
+    assert body == "/wBhYmM="
+    lines = ("/wBh\r\nYmM=\r\n", " /wBhYm\tM\n=", "/wBh%0AYmM")
+    for text in (body, body.rstrip("="), body.replace("=", "%3D"), *lines):
         found = image_file(f"data:image/png;base64,{text}")
         assert (found.data, found.media_type) == (b"\xff\x00abc", "image/png")
     assert image_file("DATA:,a%20b").data == b"a b"
@@ -39,7 +41,7 @@ def test_bytes_come_out_of_data_addresses() -> None:
 
 
 def test_bad_data_addresses_are_refused() -> None:
-    for body in ("a!b", "abcde", "ab\ncd", "a-_b"):
+    for body in ("a!b", "abcde", "ab\ncde", "ab\vcd", "a-_b"):
         assert "not base64" in refusal(f"data:image/png;base64,{body}")
     assert "comma" in refusal("data:image/png;base64")
     assert "100 bytes at most" in refusal("data:," + "a" * 301, limits=ImageLimits(max_bytes=100))

@@ -12,6 +12,7 @@ from mlc_llm.images.decoder import ImageFile, ImageLimits
 from mlc_llm.images.fetch import Place, fetched
 
 PORTS = {"http": 80, "https": 443}
+SPACE = b"\t\n\f\r "
 NOT_ALLOWED = (
     "images come as data: addresses, such as data:image/png;base64,...; "
     "the server allows other hosts with --allow-image-hosts, ImageData.from_url with allow_hosts"
@@ -51,7 +52,9 @@ def _of_data(url: str, limits: ImageLimits, field: str) -> ImageFile:
 
 
 def _of_base64(text: bytes, url: str, field: str) -> bytes:
-    """With or without `=` at the end."""
+    """With or without `=` at the end. White space is passed over, as in browsers: the `base64` of
+    a shell, and of mails, breaks lines."""
+    text = text.translate(None, SPACE)
     try:
         return base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
