@@ -59,6 +59,42 @@ def test_turns_of_another_tab_stay(page: Any, other: Any) -> None:
     assert questions == ["first", "second", "third"]
 
 
+def test_two_tabs_that_write_at_once_keep_both_answers(page: Any, other: Any) -> None:
+    send(page, LONG)
+    until(page, WRITING)
+    other.wait_for_selector("#list .name")
+    other.click("#list .name")
+    shown(other, 2)
+    send(other, LONG[2:])
+    until(other, "document.querySelectorAll('.message').length === 4")
+    page.wait_for_selector("text=Another tab goes on")
+    for one in (page, other):
+        one.click("#stop")
+        one.wait_for_selector("#send")
+    alone, both = sorted(kept(page), key=lambda one: len(one["messages"]))
+    assert [len(one["messages"]) for one in (alone, both)] == [2, 4]
+    assert both["messages"][2]["content"] == LONG[2:].strip()
+    whole, part = (one["messages"][1]["content"] for one in (alone, both))
+    assert whole.startswith(part) and len(whole) > len(part)
+    until(page, "document.querySelectorAll('#list .name').length === 2")
+    shown(page, 2)
+
+
+def test_settings_that_another_tab_gives_meanwhile_stay(page: Any, other: Any) -> None:
+    send(page, LONG)
+    until(page, WRITING)
+    other.wait_for_selector("#list .name")
+    other.click("#list .name")
+    shown(other, 2)
+    other.click("#open-settings")
+    other.fill("#system", "Be short.")
+    other.keyboard.press("Escape")
+    page.click("#stop")
+    page.wait_for_selector("#send")
+    (found,) = kept(page)
+    assert found["system"] == "Be short."
+
+
 def test_what_another_tab_says_of_a_conversation_is_taken_over(page: Any, other: Any) -> None:
     ask(page, "first")
     open_conversation(other, "first")

@@ -6,7 +6,7 @@ import { Pictures, sees } from "./pictures.js";
 import { isAtEnd, listenToScrolling, showEndButton, toEnd } from "./scrolling.js";
 import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
-import { canKeep, isConversation, isOf, newConversation, readConversation, readSettings, renewed, titleOf, writeConversation, writeSettings } from "./store.js";
+import { canKeep, isConversation, isOf, isWritten, newConversation, readConversation, readSettings, renewed, titleOf, writeConversation, writeSettings } from "./store.js";
 import { say, tell } from "./words.js";
 import { Writer } from "./writer.js";
 
@@ -14,6 +14,7 @@ const SAVE_MS = 2000;
 const EXAMPLES = ["Explain in three sentences how a compiler works.", "Write a short poem about the sea in winter.", "What is the difference between a list and a tuple in Python?"];
 const FULL = "This browser has no room for the conversation. Delete or export others; until then it is lost when the page is closed.";
 const BLOCKED = "This browser does not let the page keep anything: the conversation is lost when the page is closed.";
+const APART = "Another tab goes on with this conversation. This answer is in a copy of it.";
 const DELETED = "This conversation was deleted in another tab.";
 
 let conversation = newConversation(readSettings());
@@ -180,11 +181,11 @@ function reread() {
   if (writer.conversation !== conversation) conversation = renewed(conversation);
 }
 
-/** Another tab has changed, added or deleted a conversation. */
-function changedElsewhere(name) {
+/** Another tab has changed, added or deleted a conversation. kept: its text by now. */
+function changedElsewhere(name, kept) {
   const isGone = (one) => isOf(name, one) && !readConversation(one.id);
   if (writer.conversation && isGone(writer.conversation)) writer.stop();
-  else if (writer.conversation && isOf(name, writer.conversation)) takeName(writer.conversation);
+  else if (writer.conversation && isOf(name, writer.conversation)) shared(writer.conversation, kept);
   if (conversation.messages.length && isGone(conversation)) {
     open(null);
     return say(DELETED);
@@ -194,10 +195,15 @@ function changedElsewhere(name) {
   show();
 }
 
-/** This tab writes the conversation, and would replace the name that another tab gave. */
-function takeName(one) {
-  const { title, named } = readConversation(one.id);
-  if (named) Object.assign(one, { title, named });
+/** This tab writes the conversation, and would replace what another tab has made of it. */
+function shared(one, kept) {
+  if (isWritten(kept)) { // there as well: from now on it is two
+    one.id = newConversation().id;
+    keepThis(one);
+    return say(APART);
+  }
+  const { title, named, system, numbers } = readConversation(one.id);
+  Object.assign(one, { system, numbers }, named ? { title, named } : {});
 }
 
 // Models
@@ -271,7 +277,7 @@ function listen() {
     if (writer.conversation) keepAgain(writer.conversation); // whoever reads it, finds it stopped
     writer.stop();
   });
-  addEventListener("storage", (event) => isConversation(event.key) && changedElsewhere(event.key));
+  addEventListener("storage", (event) => isConversation(event.key) && changedElsewhere(event.key, event.newValue));
 }
 
 placeIcons();

@@ -66,6 +66,9 @@ export function removeConversation(id) {
 export const isConversation = (name) => name === null || name.startsWith(PREFIX);
 export const isOf = (name, conversation) => name === null || name === PREFIX + conversation.id;
 
+/** Whether the tab that has kept this text of a conversation writes an answer in it. */
+export const isWritten = (text) => Boolean(text) && JSON.parse(text).messages.some((one) => one.writing);
+
 export function readSettings() {
   try {
     return JSON.parse(localStorage.getItem(SETTINGS)) || {};
