@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from server_harness import JSON, Running, running
+from server_process import SECONDS, serving, until
 from threaded_harness import eventually, frozen
 
 from mlc_llm.serve.server.limits.settings import ServerSettings
@@ -154,6 +156,7 @@ def test_a_client_that_leaves_before_the_first_token(
     keyed: Running, lines: Lines, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     """Its line waits for the engine, but for a while only: the engine may hang."""
+    core = keyed.client._engine.loaded.core
     if hangs:
         monkeypatch.setattr(access_log, "COUNT_S", 0.01)
     with frozen():
@@ -161,7 +164,7 @@ def test_a_client_that_leaves_before_the_first_token(
         body = {"prompt": "xyz", "stream": True}
         headers = {**JSON, **bearer(KEYS[0])}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        eventually(lambda: not keyed.client.progress.is_idle, "the request did not begin")
+        eventually(lambda: core._scheduler.num_running == 1, "it does not run")
         connection.close()
         eventually(lambda: not keyed.context.models.default.readers, "it goes on")
         found = lines.last() if hangs else []
@@ -220,6 +223,20 @@ def test_other_lines_of_the_log_are_json_too(lines: Lines) -> None:
     assert "ValueError: why" in line["error"]
 
 
+def test_lines_of_other_packages_are_json_too() -> None:
+    """Such as of what is no HTTP. To ask for another protocol is no trouble."""
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    upgrade = b"Connection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n"
+    with serving("--log-format", "json") as server:
+        for data in (head + upgrade, b"no HTTP\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", server.port), SECONDS) as made:
+                made.sendall(data)
+                assert made.recv(100)
+        until(lambda: len(server.said) >= 3, "a line is missing")
+        found = [json.loads(line) for line in server.said[1:]]  # behind where the server is
+    assert [one["logger"] for one in found] == ["mlc_llm.access", "uvicorn.error"]
+
+
 def test_nobody_waits_for_the_reader_of_the_log() -> None:
     """A pipe that nobody reads is full after 64 KB. The program logs on, and ends."""
     code = """
@@ -227,8 +244,9 @@ import logging
 from mlc_llm.support.logging import ACCESS, set_up, set_up_access
 set_up()
 set_up_access("json")
-for i in range(20_000):
-    logging.getLogger(ACCESS).info("a line of some length, number %d", i)
+for i in range(7_000):
+    for name in (ACCESS, "mlc_llm.other", "uvicorn.error"):
+        logging.getLogger(name).warning("a line of some length, number %d", i)
 print("done", flush=True)
 """
     process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import TextIO
@@ -61,7 +62,9 @@ def forget(stream: TextIO | None) -> None:
 
 
 def leave_at_once(code: int) -> None:
-    """End the process without waiting for its threads, one of which hangs."""
+    """End the process without waiting for its threads, one of which hangs. What was logged is
+    written before."""
+    logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

@@ -31,20 +31,23 @@ def set_up(*, debug: bool = False) -> None:
 
 
 def set_up_access(form: LogFormat) -> None:
-    """A server's requests are logged as text, or not at all; as JSON, all lines are.
+    """A server's requests are logged as text, or not at all; as JSON, all lines are. Nobody who
+    logs waits for the reader of the log any more, neither here nor in other packages.
 
     It follows `set_up`. A second call changes the form.
     """
     from mlc_llm.support.log_thread import ThreadHandler
 
-    access = logging.getLogger(ACCESS)
+    root, package, access = map(logging.getLogger, (None, LOGGER_NAME, ACCESS))
     access.setLevel(logging.WARNING if form == "off" else logging.INFO)
-    if not any(isinstance(one, ThreadHandler) for one in access.handlers):
-        access.addHandler(ThreadHandler())
-        access.propagate = False
-    formatter = JsonFormatter() if form == "json" else logging.Formatter(TEXT)
-    for handler in (*access.handlers, *logging.getLogger(LOGGER_NAME).handlers):
-        handler.setFormatter(formatter)
+    access.propagate = False
+    handler = next((one for one in access.handlers if isinstance(one, ThreadHandler)), None)
+    if handler is None:
+        handler = ThreadHandler()
+        package.handlers = [one for one in package.handlers if not isinstance(one, _StderrHandler)]
+        for logger in (access, package, *([] if root.handlers else [root])):
+            logger.addHandler(handler)
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT))
 
 
 class JsonFormatter(logging.Formatter):

@@ -40,6 +40,11 @@ class TimedProtocol(H11Protocol):
         elif self._head_timer is None:  # the next request of the connection begins
             self._wait_for_head()
 
+    def _should_upgrade(self) -> bool:
+        """There is no other protocol. Java's client asks for HTTP/2 with every request; uvicorn
+        would log each time that a package is missing."""
+        return False
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._watch_unsent()
