@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from server_harness import Reply, Running, running
 from starlette.routing import Route
+from threaded_harness import PATIENCE_SECONDS
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.serve.server.app import create_app
@@ -114,6 +116,13 @@ def test_the_host_of_a_whole_address_counts(server: Running, locked: Running) ->
 )
 def test_addresses_that_are_no_server_s_are_no_routes(server: Running, target: str) -> None:
     assert server.call("GET", target, headers={"host": "localhost"}).status == 404
+
+
+def test_a_probe_of_http_1_0_names_no_host(server: Running) -> None:
+    for host in (b"", b"Host:\r\n", b"Host: evil.example\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS) as made:
+            made.sendall(b"GET /health HTTP/1.0\r\n" + host + b"\r\n")
+            assert made.recv(100).split(b" ")[1] == (b"403" if host else b"200")
 
 
 def test_foreign_web_pages_are_refused(server: Running) -> None:

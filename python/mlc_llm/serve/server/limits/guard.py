@@ -21,7 +21,7 @@ class Guard:
     """ASGI middleware. It answers 401 without a key, and 403 for a foreign host or web page.
 
     The host is checked against DNS rebinding: a web page can make a browser call this machine under
-    a name of the page's own.
+    a name of the page's own. Probes of HTTP/1.0, such as HAProxy's, name none; browsers always do.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, open_paths: Collection[str]) -> None:
@@ -50,12 +50,12 @@ class Guard:
             # A proxy that believes the other one would take the rest for a request of its own.
             words = "a request has either Transfer-Encoding or Content-Length"
             raise HTTPError(400, words, headers={"connection": "close"})
-        host = headers.get("host", "")
+        host = headers.get("host")
         if self._settings.unix_socket is None and not self._is_known_host(host):
-            words = f"this server is not known as {host[:200]!r}; --allow-host adds a name"
+            words = f"this server is not known as {(host or '')[:200]!r}; --allow-host adds a name"
             raise HTTPError(403, words, kind="permission_error", code="unknown_host")
         origin = headers.get("origin")
-        if origin is not None and not self._is_known_origin(origin, host):
+        if origin is not None and not self._is_known_origin(origin, host or ""):
             words = f"pages of {origin[:200]!r} may not call this server; --cors-origin adds one"
             raise HTTPError(403, words, kind="permission_error", code="unknown_origin")
         if not self._keys:
@@ -74,8 +74,8 @@ class Guard:
             note.key, note.key_name = self._keys.number_of(tenant), tenant.name or None
         return tenant or ANYBODY
 
-    def _is_known_host(self, host: str) -> bool:
-        if "*" in self._hosts or (not self._settings.is_local and self._keys):
+    def _is_known_host(self, host: str | None) -> bool:
+        if host is None or "*" in self._hosts or (not self._settings.is_local and self._keys):
             return True  # a key keeps foreign pages out as well
         return _name_of(host) in self._hosts
 
