@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server_harness import JSON, Running, running
-from threaded_harness import PATIENCE_SECONDS, eventually, eventually_holds
+from threaded_harness import PATIENCE_SECONDS, eventually, eventually_holds, frozen
 
 from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 
@@ -209,6 +209,37 @@ def test_requests_that_are_sent_ahead_are_answered_in_order(server: Running) -> 
     with raw(server, first + last) as connection:
         found = everything(connection)
     assert found.index(b"text_completion") < found.index(b'{"status":"ok"}')
+
+
+@pytest.mark.parametrize("ahead", [GET + b"\r\n", b"\r\n", GET])
+def test_a_client_that_goes_after_it_has_sent_more_ends_its_answer(
+    server: Running, ahead: bytes
+) -> None:
+    core = server.client._engine.loaded.core
+    with raw(server, request_of(chat_body(LONG))) as connection:
+        eventually(lambda: core._scheduler.num_running == 1, "it does not run")
+        before = server.client.progress.rounds
+        connection.sendall(ahead)
+        time.sleep(0.05)  # the server has read it
+    eventually(lambda: server.requests == 0, "it goes on")
+    assert server.client.progress.rounds - before < 1000  # of 1,800
+    works(server)
+
+
+def test_what_is_sent_ahead_has_a_limit(server: Running) -> None:
+    """Nobody can make the server keep much while an answer is computed."""
+    core = server.client._engine.loaded.core
+    with raw(server, request_of(chat_body("abcd" * 50))) as connection:
+        eventually(lambda: core._scheduler.num_running == 1, "it does not run")
+        connection.settimeout(0.2)
+        sent = 0
+        with frozen(), suppress(TimeoutError):
+            while sent < 64 << 20:
+                sent += connection.send(b"x" * (1 << 16))
+        (protocol,) = server.server.server_state.connections
+        assert len(protocol.conn.trailing_data[0]) < 1 << 20
+    eventually(lambda: server.requests == 0, "it goes on")
+    works(server)
 
 
 JUNK = st.recursive(

@@ -1,5 +1,5 @@
 """HTTP/1.1 connections that end if the head of a request does not come in time, or if their client
-takes nothing for too long."""
+takes nothing for too long. They see a client go whatever it has sent before."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlc_llm.serve.server.limits.settings import Limits
+
+AHEAD_BYTES = 1 << 16
+"""What a client has sent behind its request is read up to here before the answer has ended."""
 
 
 class TimedProtocol(H11Protocol):
@@ -35,6 +38,7 @@ class TimedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        self._read_on()
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting()
         elif self._head_timer is None:  # the next request of the connection begins
@@ -57,6 +61,13 @@ class TimedProtocol(H11Protocol):
         self._stop_waiting()
         self._stop_watching()
         super().connection_lost(exc)
+
+    def _read_on(self) -> None:
+        """uvicorn stops reading behind a request that a client has sent ahead, or behind a line
+        break. So it would not see the end of the connection before that of the answer."""
+        is_ahead = self.flow.read_paused and not self.cycle.more_body
+        if is_ahead and len(self.conn.trailing_data[0]) < AHEAD_BYTES:
+            self.flow.resume_reading()
 
     def _wait_for_head(self) -> None:
         self._head_timer = self.loop.call_later(self.header_s, self._give_up)
