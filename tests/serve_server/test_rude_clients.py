@@ -211,6 +211,17 @@ def test_requests_that_are_sent_ahead_are_answered_in_order(server: Running) -> 
     assert found.index(b"text_completion") < found.index(b'{"status":"ok"}')
 
 
+def test_a_body_that_breaks_behind_its_answer_is_no_error_of_ours(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with raw(server, GET + b"Transfer-Encoding: chunked\r\n\r\n") as client:
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        client.sendall(b"no number\r\n")
+        assert everything(client) == b""
+    server.wait_alone()
+    assert [one for one in caplog.records if one.levelname == "ERROR"] == []
+
+
 @pytest.mark.parametrize("ahead", [GET + b"\r\n", b"\r\n", GET])
 def test_a_client_that_goes_after_it_has_sent_more_ends_its_answer(
     server: Running, ahead: bytes

@@ -44,6 +44,13 @@ class TimedProtocol(H11Protocol):
         elif self._head_timer is None:  # the next request of the connection begins
             self._wait_for_head()
 
+    def send_400_response(self, msg: str) -> None:
+        """A body may break behind the answer to its request: then nothing can be said."""
+        if self.cycle is not None and self.cycle.more_body and self.cycle.response_started:
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
+
     def _should_upgrade(self) -> bool:
         """There is no other protocol. Java's client asks for HTTP/2 with every request; uvicorn
         would log each time that a package is missing."""
