@@ -154,6 +154,7 @@ def test_hosts_and_pages_can_be_allowed() -> None:
         headers = {"origin": "https://page.example"}
         reply = server.call("GET", "/health", headers=headers)
         assert reply.headers["access-control-allow-origin"] == "https://page.example"
+        assert reply.headers["access-control-expose-headers"] == "*"  # such as retry-after
         preflight = {**headers, "access-control-request-method": "POST"}
         assert server.call("OPTIONS", "/v1/models", headers=preflight).status == 200
 

@@ -115,7 +115,11 @@ def _middleware(context: ServerContext, answers: Sequence[str]) -> list[Middlewa
     """From the outside in. answers: paths of requests for answers."""
     settings, origins = context.settings, context.settings.allowed_origins
     for_pages = Middleware(
-        CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["*"],
     )
     return [
         Middleware(PlainPath),
