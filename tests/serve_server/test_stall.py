@@ -16,6 +16,7 @@ from mlc_llm.runtime.batch import Batch, BatchOutput
 from mlc_llm.serve.core.mock_echo import EchoRunner
 from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 from mlc_llm.serve.server.pool.watch import Watch
+from mlc_llm.serve.threaded import loops
 from mlc_llm.serve.threaded.worker import Worker
 
 MODELS = ("a=mock://echo", "b=mock://echo")
@@ -224,6 +225,37 @@ def test_a_model_without_an_engine_is_not_ready() -> None:
         assert (slot.client, state(server)) == (None, "closed")
         assert server.chat("hello").status == 200 and state(server) == "ready"
         loop.call_soon_threadsafe(models.give_back, slot)
+        freezer.gate.set()
+
+
+@pytest.mark.parametrize("way", ["room", "unload"])
+def test_a_stalled_engine_that_is_closed_is_given_up(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits until its thread ends, and the next request opens another one."""
+    monkeypatch.setattr(loops, "JOIN_SECONDS", 0.5)
+    with (
+        Freezer().installed() as freezer,
+        running(settings(debug=True), (*MODELS, "c=mock://echo"), most_open=2) as server,
+    ):
+        assert server.chat("x", model="c").status == 200
+        asking = threading.Thread(target=server.chat, args=("freeze",))
+        asking.start()
+        assert freezer.entered.wait(PATIENCE_SECONDS)
+        Clock().until_stalled(server)
+        asking.join(PATIENCE_SECONDS)
+        if way == "room":
+            assert server.chat("x", model="b").status == 200
+            assert state(server) == "stalled"  # c had to go: to close it frees its memory
+            assert server.call("POST", "/models/load", {"model": "c"}).status == 200
+            assert server.call("GET", "/v1/models/b").json["state"] == "closed"
+            server.context.models._most_open = 1
+            assert server.chat("x", model="b").status == 200
+        else:
+            assert server.call("POST", "/models/unload", {"model": "a"}).status == 200
+        assert state(server) == "closed" and server.call("GET", "/ready").status == 200
+        assert server.context.models.has_lost_threads
+        assert server.chat("x").status == 200 and state(server) == "ready"
         freezer.gate.set()
 
 

@@ -261,7 +261,7 @@ class ModelRegistry:
             if not ready:
                 words = f"it needs {plan.bytes >> 20} MB of {(self._budget or 0) >> 20} MB"
                 raise HTTPError(503, words)
-            victim = min(ready, key=lambda one: (one.running > 0, one.used_at))
+            victim = min(ready, key=lambda one: (one.stalled != "", one.running > 0, one.used_at))
             _log.info("model %s makes room for %s", victim.names[0], slot.names[0])
             await self._drain(victim, lambda: bool(slot.waiters))
             await self._end(victim)
@@ -288,7 +288,10 @@ class ModelRegistry:
 
     async def _end(self, slot: ModelSlot) -> None:
         """The engine is ended also if nobody waits for that any more. One that is opened then comes
-        behind it, on the same thread. What fails to end is given up."""
+        behind it, on the same thread. What fails to end is given up, and what is stalled."""
+        if slot.stalled:
+            self.replace(slot)
+            return
         client, slot.client = slot.client, None
         try:
             if client is not None:
