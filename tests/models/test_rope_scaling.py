@@ -76,7 +76,7 @@ def test_layers_with_a_window_stay() -> None:
         ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3}, "beta_fast = 3 .*linear has"),
         (
             {"rope_type": "llama3", "factor": 2.0},
-            "original_max_position_embeddings is None",
+            "low_freq_factor is None",
         ),
         ({"rope_type": "yarn", "factor": 2.0, "beta_fast": "x"}, "beta_fast is 'x'"),
         ({**LONG, "long_factor": [1.0]}, "rope_scaling.long_factor is"),
