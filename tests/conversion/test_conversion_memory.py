@@ -56,6 +56,7 @@ def write_large(path: Path) -> None:
     write_gguf(path, {key: old.metadata.raw(key) for key in old.metadata}, tensors, made())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["q4f16_1", *(pytest.param(n, marks=pytest.mark.slow) for n in ("q4f16_0", "q4_0"))]
 )

@@ -110,6 +110,7 @@ def test_overlapping_streams_with_an_abort_and_metrics(engine: JSONFFIEngine) ->
     assert read(streams[2]).reason == "abort"
 
 
+@pytest.mark.slow
 def test_memory_after_five_reloads(engine: JSONFFIEngine) -> None:
     statm = Path("/proc/self/statm")
     if not statm.is_file():

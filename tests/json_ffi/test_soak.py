@@ -107,6 +107,7 @@ def lives(count: int, start: int) -> None:
         eventually(lambda: threading.active_count() == before, f"seed {seed}: a thread is left")
 
 
+@pytest.mark.slow
 def test_fifty_lives() -> None:
     lives(50, start=0)
 

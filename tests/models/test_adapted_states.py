@@ -35,7 +35,7 @@ WORST = 1e-4
 """Largest difference of a logit, relative to the largest one."""
 
 
-@pytest.mark.one_of(5)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kernels"), in_turn([*STATES], ["reference", "portable"]))
 def test_an_adapter_is_the_merged_model(tmp_path: Path, name: str, kernels: str) -> None:
     model = write_random(tmp_path / "model", name)

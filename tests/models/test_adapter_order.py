@@ -76,7 +76,7 @@ def test_a_merged_file_is_that_of_the_merged_folder(tmp_path: Path, name: str) -
         np.testing.assert_allclose(found[key], values, rtol=1e-5, atol=1e-5, err_msg=key)
 
 
-@pytest.mark.one_of(9)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_an_adapter_does_the_same_to_both(tmp_path: Path, name: str) -> None:
     model = Model(tmp_path, name)

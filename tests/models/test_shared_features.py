@@ -20,7 +20,7 @@ WORST = {"reference": 1e-5, **WORST_OF_CPU}
 SHARED = [name for name in CASES if not any(word in name for word in REFUSED)]
 
 
-@pytest.mark.one_of(16)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kernels"), in_turn(SHARED, WORST))
 def test_two_ranks_against_numpy(tmp_path: Path, name: str, kernels: str | None) -> None:
     if kernels not in ("reference", None) and missing_features(kernels):

@@ -61,7 +61,7 @@ def write_model(path: Path, kind: str) -> Path:
     return path.with_suffix(".typed.gguf")
 
 
-@pytest.mark.one_of(6)
+@pytest.mark.one_of(12)
 @pytest.mark.parametrize(("kind", "kernels"), in_turn(HALVES, KERNELS))
 def test_logits_are_those_of_the_dequantised_model(
     kind: str, kernels: str | None, tmp_path: Path

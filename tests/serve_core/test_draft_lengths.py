@@ -216,6 +216,7 @@ def on_a_clock(drafter: Drafter | None, cost: Cost, tokens: int = 400) -> tuple[
     return clock[0], harness
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(("drafter", "cost"), in_turn(USELESS, [flat, steep, uneven]))
 def test_hardly_slower_than_plain_with_a_useless_drafter(drafter: Drafter, cost: Cost) -> None:
     """What the attempts cost is bounded, and soon they are rare."""

@@ -157,6 +157,7 @@ def test_a_request_waits_from_the_moment_that_its_prompt_is_known() -> None:
         assert value(samples, "vllm:e2e_request_latency_seconds_sum") >= 2 * 0.3
 
 
+@pytest.mark.slow
 def test_pages_come_during_load(server: Running) -> None:
     """Each of them adds up, while answers are computed."""
     server.wait_idle()

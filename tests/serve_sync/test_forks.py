@@ -58,6 +58,7 @@ print(answer(engine) == expected)
     assert lines_of(code, tiny) == ["True", "True"]
 
 
+@pytest.mark.slow
 def test_in_a_pool_and_in_a_child_of_a_child(tiny: Path) -> None:
     code = """
 expected = answer()

@@ -30,7 +30,7 @@ def model(
         yield write_tiny_model(folder / "model.gguf", shape=SHAPES[request.param])
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(9)
 def test_the_same_greedy_text_in_every_way(model: Path, tmp_path: Path) -> None:
     check_same_text(model, None, tmp_path, alone(model, None))
 

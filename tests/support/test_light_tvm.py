@@ -31,10 +31,12 @@ def said(code: str) -> str:
     return found.stdout
 
 
+@pytest.mark.slow
 def test_with_tvm_they_know_numpy_as_ever() -> None:
     assert said(LIGHT + LOOKED_FOR + USED) == said("import tvm_ffi\n" + USED)
 
 
+@pytest.mark.slow
 def test_what_is_loaded_already_is_left_alone() -> None:
     code = "import sys, numpy, tvm_ffi, mlc_llm.support.light_tvm\n"
     assert said(code + "print(len([one for one in sys.meta_path if 'TVM' in str(one)]))") == "0\n"

@@ -186,6 +186,7 @@ def test_processors(pretend: Pretend) -> None:
     assert missing_features("i8mm") == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "isa",
     [pytest.param(I8MM, id="i8mm"), pytest.param(DOTPROD, id="dotprod", marks=pytest.mark.slow)],

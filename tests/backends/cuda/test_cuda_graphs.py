@@ -36,6 +36,7 @@ def folders(tiny_models: TinyModels, name: str) -> tuple[str, str]:
     return str(library), str(tiny_models.weights(name, "cuda"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_is_one_launch(tiny_models: TinyModels, fake: dict[str, str], name: str) -> None:
     said = run_in_fake(fake, repeat, *folders(tiny_models, name))
@@ -83,6 +84,7 @@ def test_other_steps_cost_no_graph(tiny_models: TinyModels, fake: dict[str, str]
     assert counts == [[0, 0]] * 2 + [[1, 1]] * 2 + [[0, 1]] * 4
 
 
+@pytest.mark.slow
 def test_graphs_go_where_memory_lacks(tiny_models: TinyModels, fake: dict[str, str]) -> None:
     made, left = json.loads(run_in_fake(fake, drop_and_grow, *folders(tiny_models, "one-layer")))
     assert made >= 6 and left == 1

@@ -94,6 +94,7 @@ def test_a_rank_that_is_lost(
     assert took < 20 and code is not None and not any(alive)
 
 
+@pytest.mark.slow
 def test_the_reason_of_a_rank_is_said(
     tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_the_reason_of_a_rank_is_said(
     assert errors[0] == errors[1] and took < 20 and code is not None and not any(alive)
 
 
+@pytest.mark.slow
 def test_ranks_end_with_rank_0(
     tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_fault_ends_all_ranks(fake: dict[str, str], case: str) -> None:
     assert took < 15 and communicators == 0
 
 
+@pytest.mark.slow
 def test_ranks_that_add_up_other_things_end(fake: dict[str, str]) -> None:
     settings = {"FAKE_CUDA_GPUS": 2, "FAKE_NCCL_PATIENCE": 2000}
     other, last = run_in_fake(fake, faults, "adds less", 60, 1, 1, **settings).splitlines()

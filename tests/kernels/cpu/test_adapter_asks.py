@@ -51,6 +51,7 @@ def test_same_bits(isa: Isa, is_fast: bool) -> None:
         assert found.tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 def test_asks() -> None:
     """Each group of columns of a row block has instructions that ask."""
     fmt = weights(KIND, VNNI).format

@@ -62,7 +62,7 @@ def test_against_float64(isa: Isa, shape: tuple[int, int, int], window: Window) 
         assert (out != outcome(isa, shape, ROWS, None, window)).any(axis=1).mean() > 0.9
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [ALL, (40, 1)], ids=str)
 @each_isa
 def test_caps_and_learned_sinks(isa: Isa, window: Window) -> None:
@@ -82,7 +82,7 @@ def test_caps_and_learned_sinks(isa: Isa, window: Window) -> None:
     assert outs[1][tokens:].tobytes() == outs[2][tokens:].tobytes()
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("reach", [0, 40, 127])
 @each_isa
 def test_windows_on_both_sides(isa: Isa, reach: int) -> None:
@@ -97,7 +97,7 @@ def test_windows_on_both_sides(isa: Isa, reach: int) -> None:
     assert outs[1][tokens:].tobytes() == outs[2][tokens:].tobytes()
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [(5, 3), (30, 130)], ids=str)
 @each_isa
 def test_sinks_have_queries_of_their_own(isa: Isa, window: Window) -> None:
