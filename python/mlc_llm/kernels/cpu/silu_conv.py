@@ -11,6 +11,7 @@ read the slot that an earlier one has written.
 from __future__ import annotations
 
 from functools import cache
+from math import gcd
 
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
@@ -22,8 +23,8 @@ from mlc_llm.kernels.types import Buffer
 from mlc_llm.record import record
 
 L = 8
-STRETCH = 16
-"""Channels of a task."""
+STRETCH = 32
+"""Channels of a task, at most."""
 MANY = 8
 """Tokens from which on a second thread is worth its wake-up."""
 
@@ -57,45 +58,49 @@ def _load(given, row, t, d, value):
 
 
 @T.inline
-def _convolve(given, row, d, taps, total, value):
-    """The results of a row, for a vector of channels from d on, and what its new state keeps."""
-    lane = T.meta_var(lanes_at(0, L))
+def _convolve(given, row, t, d, taps, v, total, value):
+    """The result of token t of a row, for a vector of channels from d on: number v of its task."""
+    lane, own = T.meta_var((lanes_at(0, L), lanes_at(v * L, L)))
+    total[lane] = fsplat(0.0, L)
     for j in T.unroll(given.kept + 1):
-        for i in T.unroll(L):
-            taps[j, i] = given.weight[d + i, j]
-    for t in T.serial(given.rows[row, 1]):
-        total[lane] = fsplat(0.0, L)
-        for j in T.unroll(given.kept + 1):
-            _load(given, row, t + j - given.kept, d, value)
-            total[lane] = total[lane] + taps[j, lane] * value[lane]
-        if given.bias is not None:
-            total[lane] = total[lane] + given.bias[lanes_at(d, L)]
-        given.out[given.rows[row, 0] + t, lanes_at(d, L)] = silu(total[lane], L)
-    for p in T.serial(given.kept):
-        _load(given, row, given.rows[row, 1] + p - given.kept, d, value)
-        given.state[given.rows[row, 3], p, lanes_at(d, L)] = value[lane]
+        _load(given, row, t + j - given.kept, d, value)
+        total[lane] = total[lane] + taps[j, own] * value[lane]
+    if given.bias is not None:
+        total[lane] = total[lane] + given.bias[lanes_at(d, L)]
+    given.out[given.rows[row, 0] + t, lanes_at(d, L)] = silu(total[lane], L)
 
 
 @T.inline
-def _channels(given, stretch, r):
-    """A stretch of channels of all rows."""
-    taps = T.alloc_buffer((given.kept + 1, L), "float32")
+def _channels(given, stretch, first, r):
+    """A stretch of channels of all rows, from channel `first` on. All channels of a token follow
+    each other: those of the next token lie far away, often in the same lines of a cache."""
+    taps = T.alloc_buffer((given.kept + 1, stretch), "float32")
     total = T.alloc_buffer((L,), "float32")
     value = T.alloc_buffer((L,), "float32")
+    for j in T.unroll(given.kept + 1):
+        for i in T.serial(stretch):
+            taps[j, i] = given.weight[first + i, j]
     for row in T.serial(r):
-        for v in T.serial(STRETCH // L):
-            _convolve(given, row, stretch * STRETCH + v * L, taps, total, value)
+        for t in T.serial(given.rows[row, 1]):
+            for v in T.unroll(stretch // L):
+                _convolve(given, row, t, first + v * L, taps, v, total, value)
+        for p in T.serial(given.kept):
+            for v in T.unroll(stretch // L):
+                d = T.meta_var(first + v * L)
+                _load(given, row, given.rows[row, 1] + p - given.kept, d, value)
+                given.state[given.rows[row, 3], p, lanes_at(d, L)] = value[lanes_at(0, L)]
 
 
 @T.inline
 def _all_channels(given, width, m, r):
     """All rows, by stretches of channels."""
+    stretch = T.meta_var(gcd(width, STRETCH))
     if m >= MANY:
-        for u in T.parallel(width // STRETCH):
-            _channels(given, u, r)
+        for u in T.parallel(width // stretch):
+            _channels(given, stretch, u * stretch, r)
     else:
-        for u in T.serial(width // STRETCH):
-            _channels(given, u, r)
+        for u in T.serial(width // stretch):
+            _channels(given, stretch, u * stretch, r)
 
 
 @cache
