@@ -89,7 +89,7 @@ class Life:
             config,
             stop_token_ids=[IM_END],
             drafter=drafter if self.drafts and changes else None,
-            images=Reader() if runner.limits.image_tokens else None,  # type: ignore[arg-type]
+            images=Reader() if runner.limits.whole_images else None,  # type: ignore[arg-type]
         )
         draft_always(core, 6)
         engine = _Engine(core, changes=changes)
@@ -158,7 +158,7 @@ def some_life(rng: random.Random) -> Life:
         "max_num_sequence": most,
         "max_batch_tokens": rng.choice([6, 16, 33]) + IMAGE_TOKENS * reads_images,
         "adapters": 0 if reads_images else 2,
-        "image_tokens": IMAGE_TOKENS * reads_images,
+        "whole_images": reads_images,
     }
     config = EngineConfig(
         prefill_mode=rng.choice(["hybrid", "chunked"]),
@@ -174,7 +174,7 @@ def some_wanted(rng: random.Random, index: int, life: Life) -> _Wanted:
     wanted.more["cache_salt"] = rng.choice(["", "", "a salt"])
     if life.limits["adapters"]:
         wanted.more["adapter"] = rng.choice(["", *ADAPTERS])
-    if life.limits["image_tokens"] and rng.random() < 0.6:
+    if life.limits["whole_images"] and rng.random() < 0.6:
         at = rng.randint(1, len(asked.prompt))
         images = [ImageData(picture(rng.randint(1, 3))) for _ in range(rng.randint(1, 2))]
         behind = [TokenData(asked.prompt[at:])] if asked.prompt[at:] else []
