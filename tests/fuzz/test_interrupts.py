@@ -97,7 +97,7 @@ class Subject:
         pages = 9 if setting == "few pages" else 64
         self.runner = FakeRunner(num_pages=pages, vocab_size=256)
         bundles = [echo_bundle(1024)]
-        patch.setattr(open_engine, "open_models", lambda *_: bundles)
+        patch.setattr(open_engine, "open_models", lambda *_, **more: bundles)
         patch.setattr(open_engine, "model_size", lambda bundle, *kinds: SIZE)
         patch.setattr(open_engine, "create_runner", lambda *arguments: self.runner)
         cores: list[Any] = []
