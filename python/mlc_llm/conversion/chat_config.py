@@ -12,12 +12,12 @@ from mlc_llm.conversion.config_of_gguf import config_of
 from mlc_llm.conversion.tokenizer_files import write_tokenizer
 from mlc_llm.errors import InvalidField, UnsupportedModel, UserError
 from mlc_llm.json_file import read_json_object
+from mlc_llm.model_files import sampling
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.folder_texts import token_ids
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
 from mlc_llm.model_files.mlc import MLCModel, config_json
-from mlc_llm.model_files.sampling import folder_sampling, gguf_sampling
 from mlc_llm.models.registry import architecture_of
 from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
@@ -25,7 +25,6 @@ from mlc_llm.quantization.names import FOLDERS
 from mlc_llm.tokenizers import Tokenizer
 
 FILE = "mlc-chat-config.json"
-GENERATION = "generation_config.json"
 MAX_JSON_BYTES = 16 << 20
 PREFILL_CHUNK = 2048
 AUTO, PLAIN = "auto", "LM"
@@ -159,8 +158,10 @@ def _template(
 def _sampling(files: ModelFiles) -> dict[str, JsonValue]:
     """The defaults of a .gguf file, or of a folder's generation_config.json."""
     if isinstance(files, GGUFModel):
-        stated = gguf_sampling(files.file.metadata)
+        stated = sampling.gguf_sampling(files.file.metadata)
     else:
-        path = files.path / GENERATION
-        stated = folder_sampling(read_json_object(path, MAX_JSON_BYTES, may_be_missing=True))
+        path = files.path / sampling.FILE
+        stated = sampling.folder_sampling(
+            read_json_object(path, MAX_JSON_BYTES, may_be_missing=True)
+        )
     return {name: cast(JsonValue, stated[name]) for name in _SAMPLING if name in stated}

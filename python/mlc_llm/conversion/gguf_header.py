@@ -19,9 +19,9 @@ from mlc_llm.errors import MLCError, UnsupportedModel
 from mlc_llm.json_file import read_json_object
 from mlc_llm.loader.gguf_metadata import RawEntry
 from mlc_llm.loader.tensor import Tensor
+from mlc_llm.model_files import sampling
 from mlc_llm.model_files.folder_texts import MAX_BYTES
 from mlc_llm.model_files.huggingface import HuggingFaceModel
-from mlc_llm.model_files.sampling import sampling_keys
 from mlc_llm.models.registry import architecture_of, read_gguf
 from mlc_llm.models.spec import ModelSpec
 
@@ -63,8 +63,8 @@ def metadata_of(files: HuggingFaceModel, tensors: Mapping[str, Tensor]) -> dict[
 
 def _sampling(files: HuggingFaceModel) -> Mapping[str, Value]:
     """Raises ModelFileError."""
-    path = files.path / "generation_config.json"
-    return sampling_keys(read_json_object(path, MAX_BYTES, may_be_missing=True))
+    path = files.path / sampling.FILE
+    return sampling.sampling_keys(read_json_object(path, MAX_BYTES, may_be_missing=True))
 
 
 def _check_same(

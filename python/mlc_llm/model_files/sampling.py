@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+FILE = "generation_config.json"
 _PREFIX = "general.sampling."
 _ENDS = {
     "temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",

@@ -52,7 +52,7 @@ class Guard:
             raise HTTPError(400, words, headers={"connection": "close"})
         host = headers.get("host")
         if self._settings.unix_socket is None and not self._is_known_host(host):
-            words = f"this server is not known as {(host or '')[:200]!r}; --allow-host adds a name"
+            words = f"this server is not known as {host!r:.200}; --allow-host adds a name"
             raise HTTPError(403, words, kind="permission_error", code="unknown_host")
         origin = headers.get("origin")
         if origin is not None and not self._is_known_origin(origin, host or ""):
