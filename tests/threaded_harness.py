@@ -213,18 +213,19 @@ def slow_steps(seconds: float = 0.001) -> Iterator[None]:
 
 
 @contextmanager
-def frozen() -> Iterator[None]:
+def frozen() -> Iterator[threading.Event]:
     """No echo engine begins a step while this lasts: what runs now runs still, however long the
-    block takes. Nothing in it may wait for an engine."""
-    usual, leave = EchoRunner.run, threading.Event()
+    block takes. Nothing in it may wait for an engine. It gives what is set when one wants to."""
+    usual, wanted, leave = EchoRunner.run, threading.Event(), threading.Event()
 
     def run(self: EchoRunner, batch: Batch) -> BatchOutput:
+        wanted.set()
         leave.wait()
         return usual(self, batch)
 
     EchoRunner.run = run  # type: ignore[method-assign]
     try:
-        yield
+        yield wanted
     finally:
         EchoRunner.run = usual  # type: ignore[method-assign]
         leave.set()

@@ -129,10 +129,10 @@ def test_refusals_behind_signs_of_life_are_counted() -> None:
     """The answer has begun with 200 when its turn does not come."""
     limits = Limits(ping_s=0.05, wait_s=0.3)
     with running(ServerSettings(port=0, limits=limits), sequences=1) as server:
-        with frozen():
+        with frozen() as step_wanted:
             thread = threading.Thread(target=server.chat, args=("a",))
             thread.start()
-            eventually(lambda: server.context.admission.answers == 1, "it is not inside")
+            assert step_wanted.wait(PATIENCE_SECONDS)
             reply = server.chat("b", stream=True)
             assert reply.status == 200 and b'"overloaded"' in reply.data
         thread.join(PATIENCE_SECONDS)
