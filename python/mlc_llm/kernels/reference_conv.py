@@ -15,6 +15,8 @@ from functools import cache
 import tvm
 from tvm.script import tirx as T
 
+from mlc_llm.library.state_format import STATE_ROW
+
 
 @cache
 def causal_conv(width: int, kernel: int) -> tvm.tirx.PrimFunc:
@@ -22,7 +24,8 @@ def causal_conv(width: int, kernel: int) -> tvm.tirx.PrimFunc:
 
     x       float32 [m, width]
     weight  float32 [width, kernel]
-    rows    int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    rows    int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+            another slot to write
     state   float32 [slots, kernel - 1, width]: what comes before a row, the oldest first. The slot
             to write gets what comes before the next row.
     out     float32 [m, width]
@@ -37,7 +40,7 @@ def causal_conv(width: int, kernel: int) -> tvm.tirx.PrimFunc:
         n = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
         W = T.match_buffer(weight, (width, kernel), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
+        R = T.match_buffer(rows, (r, STATE_ROW), "int32")
         S = T.match_buffer(state, (n, kept, width), "float32")
         O = T.match_buffer(out, (m, width), "float32")
         with T.sblock("root"):

@@ -17,6 +17,8 @@ from functools import cache
 import tvm
 from tvm.script import tirx as T
 
+from mlc_llm.library.state_format import STATE_ROW
+
 
 @cache
 def delta_scan(
@@ -28,7 +30,8 @@ def delta_scan(
     v      float32 [m, heads, head_dim]
     decay  float32 [m, heads]
     beta   float32 [m, heads]
-    rows   int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    rows   int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+           another slot to write
     state  float32 [slots, heads, head_dim, key_dim]
     out    float32 [m, heads, head_dim]
     """
@@ -46,7 +49,7 @@ def delta_scan(
         V = T.match_buffer(v, (m, heads, head_dim), "float32")
         E = T.match_buffer(decay, (m, heads), "float32")
         B = T.match_buffer(beta, (m, heads), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
+        R = T.match_buffer(rows, (r, STATE_ROW), "int32")
         S = T.match_buffer(state, (n, heads, head_dim, key_dim), "float32")
         O = T.match_buffer(out, (m, heads, head_dim), "float32")
         with T.sblock("root"):

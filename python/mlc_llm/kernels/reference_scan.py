@@ -16,6 +16,8 @@ from functools import cache
 import tvm
 from tvm.script import tirx as T
 
+from mlc_llm.library.state_format import STATE_ROW
+
 
 @cache
 def selective_scan(heads: int, head_dim: int, size: int, groups: int) -> tvm.tirx.PrimFunc:
@@ -25,7 +27,8 @@ def selective_scan(heads: int, head_dim: int, size: int, groups: int) -> tvm.tir
     dt     float32 [m, heads]
     decay  float32 [m, heads]: exp(dt * a)
     bc     float32 [m, 2 * groups, size]: B of each group, then C
-    rows   int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    rows   int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+           another slot to write
     state  float32 [slots, heads, head_dim, size]
     out    float32 [m, heads, head_dim]
     """
@@ -44,7 +47,7 @@ def selective_scan(heads: int, head_dim: int, size: int, groups: int) -> tvm.tir
         D = T.match_buffer(dt, (m, heads), "float32")
         E = T.match_buffer(decay, (m, heads), "float32")
         B = T.match_buffer(bc, (m, 2 * groups, size), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
+        R = T.match_buffer(rows, (r, STATE_ROW), "int32")
         S = T.match_buffer(state, (n, heads, head_dim, size), "float32")
         O = T.match_buffer(out, (m, heads, head_dim), "float32")
         with T.sblock("root"):

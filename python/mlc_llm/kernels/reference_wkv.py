@@ -16,12 +16,14 @@ from functools import cache
 import tvm
 from tvm.script import tirx as T
 
+from mlc_llm.library.state_format import STATE_ROW
+
 
 @cache
 def wkv_scan(heads: int, head_dim: int) -> tvm.tirx.PrimFunc:
     """r, w, k, v, u, a  float32 [m, heads, head_dim]
-    rows                 int32 [r, 4]: first token, number of tokens, slot to read, another slot to
-                         write
+    rows                 int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+                         another slot to write
     state                float32 [slots, heads, head_dim, head_dim]: by key, then by value
     out                  float32 [m, heads, head_dim]
     """
@@ -41,7 +43,7 @@ def wkv_scan(heads: int, head_dim: int) -> tvm.tirx.PrimFunc:
         V = T.match_buffer(v, (m, heads, head_dim), "float32")
         U = T.match_buffer(u, (m, heads, head_dim), "float32")
         A = T.match_buffer(a, (m, heads, head_dim), "float32")
-        ROWS = T.match_buffer(rows, (count, 4), "int32")
+        ROWS = T.match_buffer(rows, (count, STATE_ROW), "int32")
         S = T.match_buffer(state, (n, heads, head_dim, head_dim), "float32")
         O = T.match_buffer(out, (m, heads, head_dim), "float32")
         with T.sblock("root"):

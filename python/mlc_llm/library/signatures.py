@@ -8,8 +8,8 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
              of each group of layers: slots [m], places [m], query_blocks [t, 3], page_ids [n],
              windows [2];
              pages (one tensor a layer of attention, changed in place);
-             if there are recurrent layers: state_rows [r, 4], states (tensors of each, changed
-             in place);
+             if there are recurrent layers: state_rows [r, STATE_ROW], states (tensors of each,
+             changed in place);
              if there is an EAGLE head: previous [m];
              in a library for LoRA adapters: adapter_slots [m]; adapters, of each matrix that they
              may change: down, up (`adapter_format.py`), ranks [a];
@@ -75,6 +75,7 @@ from collections.abc import Callable, Iterable
 
 from mlc_llm.library.adapter_format import block_rows
 from mlc_llm.library.metadata import AdaptedInfo, KVGroupInfo, KVInfo, SightInfo, StateInfo
+from mlc_llm.library.state_format import STATE_ROW
 
 FORWARD = "forward"
 TOP_TOKENS = "top_tokens"
@@ -192,7 +193,7 @@ def _states(tensor: Tensor, states: tuple[StateInfo, ...]) -> dict[str, object]:
     if not states:
         return {}
     kept = [tensor("float32", "slots", *one.shape) for one in states]
-    return {"state_rows": tensor("int32", "r", 4), "states": kept}
+    return {"state_rows": tensor("int32", "r", STATE_ROW), "states": kept}
 
 
 def _adapters(tensor: Tensor, adapted: tuple[AdaptedInfo, ...]) -> dict[str, object]:

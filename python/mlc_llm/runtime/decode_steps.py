@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.runtime.batch import NO_ADAPTER
 from mlc_llm.runtime.kv_cache import Placements
 from mlc_llm.runtime.library import item
@@ -49,7 +50,7 @@ class DecodeSteps:
             and not (numbers.images is not None and numbers.images.has_some)
             and placed.previous is None
             and all(len(one.query_blocks) == 3 * count for one in placed.groups)
-            and (placed.state_rows is None or len(placed.state_rows) == 4 * count)
+            and (placed.state_rows is None or len(placed.state_rows) == STATE_ROW * count)
         )
 
     def drawn(self, numbers: StepNumbers, choice: Choice) -> list[DeviceTensor]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import tvm_ffi
 
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.runtime.batch import KNOWN, BatchRow
 from mlc_llm.runtime.decode_rows import DecodeRows
 from mlc_llm.runtime.kv_cache import Placements
@@ -85,7 +86,7 @@ def step_tables(numbers: StepNumbers, position: Numbers, sink_position: Numbers)
     if placed.previous is not None:
         tables.append((placed.previous, 0))
     if placed.state_rows is not None:
-        tables.append((placed.state_rows, 4))
+        tables.append((placed.state_rows, STATE_ROW))
     if numbers.adapters is not None:
         tables.append((numbers.adapters, 0))
     return [*tables, *numbers.image_tables]

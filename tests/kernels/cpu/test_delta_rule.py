@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_tools import Array, build, each_isa, in_blocks
+from state_rows import state_rows
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.delta_rule import SMALLEST, DeltaShape, delta_scan, normed_gate
@@ -55,7 +56,7 @@ def test_scan(isa: Isa, name: str, in_turn: bool) -> None:
     expected, state = state.copy(), in_blocks(state.astype(np.float32), isa)
     out = np.full((m, INNER), np.nan, np.float32)
     call = build(isa, delta_scan, shape(in_turn, isa))
-    call(mixed, numbers, numbers, bias, decay, np.array(rows, np.int32), state, out)
+    call(mixed, numbers, numbers, bias, decay, state_rows(rows), state, out)
     exact = mixed.astype(np.float64)
     q, k, v = np.split(exact, [KEYS, 2 * KEYS], axis=1)
     of_head = np.arange(HEADS) % KEY_HEADS if in_turn else np.arange(HEADS) // (HEADS // KEY_HEADS)
@@ -82,11 +83,11 @@ def test_a_row_in_pieces_gives_the_same_bits(isa: Isa) -> None:
     mixed, numbers, bias, decay = arguments(12)
     state = np.zeros((6, HEADS, DIM, KEY_DIM), np.float32)
     whole, first = np.zeros((12, INNER), np.float32), 0
-    row = np.array([[0, 12, 0, 5]], np.int32)
+    row = state_rows([(0, 12, 0, 5)])
     call(mixed, numbers, numbers, bias, decay, row, state, whole)
     for slot, count in enumerate((1, 2, 8, 1)):
         part, of = np.zeros((count, INNER), np.float32), slice(first, first + count)
-        row = np.array([[0, count, slot, slot + 1]], np.int32)
+        row = state_rows([(0, count, slot, slot + 1)])
         call(mixed[of], numbers[of], numbers[of], bias, decay, row, state, part)
         assert part.tobytes() == whole[of].tobytes()
         first += count
@@ -113,7 +114,7 @@ def test_convolution_without_a_bias(isa: Isa) -> None:
     weight = rng.standard_normal((CHANNELS, kernel)).astype(np.float32)
     state, out = np.zeros((2, kernel - 1, CHANNELS), np.float32), np.zeros_like(x)
     call = build(isa, conv_silu, CHANNELS, kernel, CHANNELS, 0, has_bias=False)
-    call(x, weight, np.array([[0, m, 0, 1]], np.int32), state, out)
+    call(x, weight, state_rows([(0, m, 0, 1)]), state, out)
     known = np.concatenate([np.zeros((kernel - 1, CHANNELS)), x])
     sums = [np.einsum("jd,dj->d", known[t : t + kernel], weight) for t in range(m)]
     assert np.abs(out - silu(np.array(sums))).max() <= 1e-5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_tools import Array, build, each_isa
+from state_rows import state_rows
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.short_conv import short_conv
@@ -37,7 +38,7 @@ def test_against_float64(isa: Isa, kernel: int, name: str) -> None:
     weight = rng.standard_normal((WIDTH, kernel)).astype(np.float32)
     state = rng.standard_normal((SLOTS, kernel - 1, WIDTH)).astype(np.float32)
     before, out = state.copy(), np.full((m, WIDTH), np.nan, np.float32)
-    build(isa, short_conv, WIDTH, kernel)(thirds, weight, np.array(rows, np.int32), state, out)
+    build(isa, short_conv, WIDTH, kernel)(thirds, weight, state_rows(rows), state, out)
     for first, count, old, new in rows:
         y, kept = reference(thirds[first : first + count], weight, before[old])
         assert np.abs(out[first : first + count] - y).max() <= 1e-5
@@ -52,11 +53,11 @@ def test_a_row_in_pieces_gives_the_same_bits(isa: Isa) -> None:
     thirds = rng.standard_normal((12, 3 * WIDTH)).astype(np.float32)
     weight = rng.standard_normal((WIDTH, 4)).astype(np.float32)
     state, whole = np.zeros((4, 3, WIDTH), np.float32), np.zeros((12, WIDTH), np.float32)
-    kernel(thirds, weight, np.array([[0, 12, 0, 1]], np.int32), state, whole)
+    kernel(thirds, weight, state_rows([(0, 12, 0, 1)]), state, whole)
     slot, first = 0, 0
     for count in (1, 2, 8, 1):
         part = np.zeros((count, WIDTH), np.float32)
-        row = np.array([[0, count, slot, 5 - slot if slot else 2]], np.int32)
+        row = state_rows([(0, count, slot, 5 - slot if slot else 2)])
         kernel(thirds[first : first + count], weight, row, state, part)
         assert part.tobytes() == whole[first : first + count].tobytes()
         first, slot = first + count, int(row[0, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_tools import Array, build, each_isa, in_blocks
+from state_rows import state_rows
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.silu_conv import conv_silu
@@ -37,7 +38,7 @@ def test_convolution(isa: Isa, name: str) -> None:
     state = rng.standard_normal((SLOTS, kernel - 1, CHANNELS)).astype(np.float32)
     expected, out = state.astype(np.float64), np.full((m, CHANNELS), np.nan, np.float32)
     call = build(isa, conv_silu, CHANNELS, kernel, COLUMNS, INNER, has_bias=True)
-    call(x, weight, bias, np.array(rows, np.int32), state, out)
+    call(x, weight, bias, state_rows(rows), state, out)
     for first, count, old, new in rows:
         own = x[first : first + count, INNER : INNER + CHANNELS]
         known = np.concatenate([expected[old], own.astype(np.float64)])
@@ -67,7 +68,7 @@ def test_scan(isa: Isa, name: str) -> None:
     out = np.full((m, INNER), np.nan, np.float32)
     start = INNER + CHANNELS
     call = build(isa, scan, HEADS, DIM, SIZE, GROUPS, COLUMNS, start, isa.lanes)
-    call(*given, np.array(rows, np.int32), state, out)
+    call(*given, state_rows(rows), state, out)
     dt = np.logaddexp(0, projected[:, start : start + HEADS].astype(np.float64) + bias)
     x, b, c = np.split(mixed.astype(np.float64), [INNER, INNER + GROUPS * SIZE], axis=1)
     x = x.reshape(m, HEADS, DIM)
@@ -89,10 +90,10 @@ def test_a_row_in_pieces_gives_the_same_bits(isa: Isa) -> None:
     mixed, projected, *rest = arguments(12)
     state = np.zeros((6, HEADS, DIM, SIZE), np.float32)
     whole, slot, first = np.zeros((12, INNER), np.float32), 0, 0
-    call(mixed, projected, *rest, np.array([[0, 12, 0, 5]], np.int32), state, whole)
+    call(mixed, projected, *rest, state_rows([(0, 12, 0, 5)]), state, whole)
     for slot, count in enumerate((1, 2, 8, 1)):
         part, of = np.zeros((count, INNER), np.float32), slice(first, first + count)
-        row = np.array([[0, count, slot, slot + 1]], np.int32)
+        row = state_rows([(0, count, slot, slot + 1)])
         call(mixed[of], projected[of], *rest, row, state, part)
         assert part.tobytes() == whole[of].tobytes()
         first += count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_tools import Array, build, each_isa
+from state_rows import state_rows
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.token_shift import token_shift
@@ -35,7 +36,7 @@ def test_token_shift(isa: Isa, name: str, count: int) -> None:
     state = rng.standard_normal((SLOTS, 1, WIDTH)).astype(np.float32)
     expected, out = state.copy(), [np.full((m, WIDTH), np.nan, np.float32) for _ in range(count)]
     call = build(isa, token_shift, WIDTH, count)
-    call(x, factors, np.array(rows, np.int32), state, *out)
+    call(x, factors, state_rows(rows), state, *out)
     for first, tokens, old, new in rows:
         own = x[first : first + tokens]
         before = np.concatenate([expected[old], own[:-1]])
@@ -98,6 +99,6 @@ def test_time_mixing(isa: Isa, name: str, is_first: bool) -> None:
         del parts["b"], parts["f"], vectors["v0"]
     out = np.full((m, WIDTH), np.nan, np.float32)
     call = build(isa, wkv, HEADS, SIZE, EPS, is_first=is_first)
-    call(*parts.values(), *vectors.values(), np.array(rows, np.int32), state, out)
+    call(*parts.values(), *vectors.values(), state_rows(rows), state, out)
     assert np.abs(out - exact).max() <= 2e-5 * np.abs(exact).max()
     assert np.abs(state - states).max() <= 1e-5 * np.abs(states).max()

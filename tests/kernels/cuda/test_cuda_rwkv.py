@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cuda_code import check_code
 from emulated import Emulator
+from state_rows import state_rows
 from test_cuda_states import FREE, ROWS, TOKENS, Array, normal, states
 
 from mlc_llm.kernels.cuda.token_shift import token_shift
@@ -23,7 +24,7 @@ def test_mixtures_with_the_token_before(emulate: Emulator, count: int) -> None:
     out = [np.zeros((TOKENS, 130), np.float32)] * count
     found = emulate(token_shift(130, count), x, factors, ROWS, state, *out)
     whole, wanted = state.astype(np.float64), np.zeros((count, TOKENS, 130))
-    for first, tokens, old, new in ROWS:
+    for first, tokens, old, new, *_ in ROWS:
         before = np.concatenate([whole[old], x[first : first + tokens]])
         now = before[1:]
         mixed = now + (before[:-1] - now) * factors[:, None]
@@ -71,7 +72,7 @@ class Heads:
     def scanned(self) -> tuple[Array, Array]:
         """o, and the states behind the rows, by value and then by key."""
         o, whole = np.zeros((TOKENS, self.heads, self.size)), self.state.astype(np.float64)
-        for first, count, old, new in ROWS:
+        for first, count, old, new, *_ in ROWS:
             h = whole[old]
             for t in range(first, first + count):
                 seen = (h * self.unit[t][:, None]).sum(axis=2)
@@ -133,7 +134,7 @@ def test_the_size_of_a_step_changes_no_bit(emulate: Emulator) -> None:
 
     def run(rows: list[tuple[int, int, int, int]]) -> tuple[bytes, bytes]:
         out = np.zeros((TOKENS, 64), np.float32)
-        *_, after, out = emulate(kernel, *given, np.array(rows, np.int32), state.copy(), out)
+        *_, after, out = emulate(kernel, *given, state_rows(rows), state.copy(), out)
         return after[3].tobytes(), out.tobytes()
 
     assert run([(0, 9, 0, 3)]) == run([(0, 2, 0, 1), (2, 6, 1, 2), (8, 1, 2, 3)])

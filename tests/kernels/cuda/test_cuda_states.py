@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 from cuda_code import check_code
 from emulated import Emulator
+from state_rows import state_rows
 
 from mlc_llm.kernels.cuda.causal_conv import ConvShape, causal_conv
 from mlc_llm.kernels.cuda.gated_norms import gated_norm
@@ -17,7 +18,7 @@ from mlc_llm.kernels.cuda.scans import DeltaShape, delta_scan, selective_scan
 
 pytestmark = pytest.mark.cuda
 Array = npt.NDArray[Any]
-ROWS = np.array([(0, 3, 0, 1), (3, 1, 2, 3), (4, 2, 1, 4), (6, 2, 3, 2), (8, 1, 0, 5)], np.int32)
+ROWS = state_rows([(0, 3, 0, 1), (3, 1, 2, 3), (4, 2, 1, 4), (6, 2, 3, 2), (8, 1, 0, 5)])
 """The third one goes on behind the first, the fourth behind the second, in a slot that was read."""
 TOKENS, SLOTS, FREE = 9, 7, 6
 """FREE: a slot that nobody touches."""
@@ -41,7 +42,7 @@ def convolved(x: Array, weight: Array, state: Array) -> tuple[Array, Array]:
     """The sums of each token, and the states behind the rows."""
     kept = weight.shape[1] - 1
     found, state = np.zeros((TOKENS, len(weight))), state.astype(np.float64)
-    for first, count, old, new in ROWS:
+    for first, count, old, new, *_ in ROWS:
         whole = np.concatenate([state[old], x[first : first + count]])
         for t in range(count):
             found[first + t] = (whole[t : t + kept + 1] * weight.T).sum(axis=0)
@@ -88,7 +89,7 @@ def test_a_state_space(
     out = np.zeros((TOKENS, inner), np.float32)
     *_, after, out = emulate(kernel, mixed, dt, bias, a, d, ROWS, state, out)
     whole, wanted = state.astype(np.float64), np.zeros((TOKENS, heads, head_dim))
-    for first, count, old, new in ROWS:
+    for first, count, old, new, *_ in ROWS:
         h = whole[old]
         for t in range(first, first + count):
             x = mixed[t, :inner].reshape(heads, head_dim).astype(np.float64)
@@ -115,7 +116,7 @@ def test_a_delta_rule(emulate: Emulator, in_turn: bool) -> None:
     *_, after, out = emulate(delta_scan(shape), mixed, a, b, bias, decay, ROWS, state, out)
     whole, wanted = state.astype(np.float64), np.zeros((TOKENS, heads, head_dim))
     own = np.arange(heads) % key_heads if in_turn else np.arange(heads) // (heads // key_heads)
-    for first, count, old, new in ROWS:
+    for first, count, old, new, *_ in ROWS:
         h = whole[old]
         for t in range(first, first + count):
             qk = mixed[t, : 2 * keys].reshape(2, key_heads, size).astype(np.float64)
@@ -140,7 +141,7 @@ def test_the_size_of_a_step_changes_no_bit(emulate: Emulator) -> None:
 
     def run(rows: list[tuple[int, int, int, int]]) -> tuple[bytes, bytes]:
         out = np.zeros((6, 16), np.float32)
-        table = np.array(rows, np.int32)
+        table = state_rows(rows)
         *_, after, out = emulate(kernel, mixed, dt, *given, table, state.copy(), out)
         return after[3].tobytes(), out.tobytes()
 
@@ -151,7 +152,7 @@ def test_rows_that_fill_up_a_step(emulate: Emulator) -> None:
     """They read the empty state and write a slot that nobody reads."""
     x, weight, state = normal(0, 3, 48), normal(1, 16, 3), states(2, 2, 16)
     kernel, out = causal_conv(ConvShape(16, 3, 48, is_gated=True)), np.zeros((3, 16), np.float32)
-    rows = np.array([(0, 1, 3, 4), (1, 1, 0, FREE), (2, 1, 0, FREE)], np.int32)
+    rows = state_rows([(0, 1, 3, 4), (1, 1, 0, FREE), (2, 1, 0, FREE)])
     together = emulate(kernel, x, weight, rows, state.copy(), out)[-1]
     alone = emulate(kernel, x[:1], weight, rows[:1], state.copy(), out[:1])[-1]
     assert alone.tobytes() == together[:1].tobytes()

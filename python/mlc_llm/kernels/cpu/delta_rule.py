@@ -31,6 +31,7 @@ from mlc_llm.kernels.cpu.state_blocks import Blocks, advance, multiply
 from mlc_llm.kernels.cpu.state_space import LARGE, softplus
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, halved_sum, lanes_at, reduce_sum, splat
 from mlc_llm.kernels.types import Buffer
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.record import record
 
 SMALLEST = 1e-6
@@ -193,7 +194,8 @@ def delta_scan(shape: DeltaShape) -> PrimFunc:
     a, b   float32 [m, columns]: a number of each head
     bias   float32 [heads], of a
     decay  float32 [heads]
-    rows   int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    rows   int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+           another slot to write
     state  float32 [slots, heads, head_dim, key_dim], whose memory `state_blocks.py` describes
     out    float32 [m, heads * head_dim]
     """
@@ -214,7 +216,7 @@ def delta_scan(shape: DeltaShape) -> PrimFunc:
         B = T.match_buffer(b, (m, shape.b[0]), "float32")
         C = T.match_buffer(bias, (heads,), "float32")
         D = T.match_buffer(decay, (heads,), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
+        R = T.match_buffer(rows, (r, STATE_ROW), "int32")
         S = T.match_buffer(state, (n, heads, head_dim, key_dim), "float32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         with T.sblock("root"):

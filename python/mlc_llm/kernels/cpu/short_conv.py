@@ -21,6 +21,7 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at
 from mlc_llm.kernels.types import Buffer
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.record import record
 
 L = 8
@@ -97,7 +98,8 @@ def short_conv(width: int, kernel: int) -> PrimFunc:
 
     thirds  float32 [m, 3 * width]: b, c and u of each token
     weight  float32 [width, kernel]: the newest token's last
-    rows    int32 [r, 4]: first token, number of tokens, slot to read, another slot to write;
+    rows    int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+            another slot to write;
             a later row may read what an earlier one has written
     state   float32 [slots, kernel - 1, width]: what comes before a row, the oldest first; the slot
             to write gets what comes before the next row
@@ -115,7 +117,7 @@ def short_conv(width: int, kernel: int) -> PrimFunc:
         n = T.int32()
         X = T.match_buffer(thirds, (m, 3 * width), "float32")
         W = T.match_buffer(weight, (width, kernel), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
+        R = T.match_buffer(rows, (r, STATE_ROW), "int32")
         S = T.match_buffer(state, (n, kernel - 1, width), "float32")
         O = T.match_buffer(out, (m, width), "float32")
         with T.sblock("root"):

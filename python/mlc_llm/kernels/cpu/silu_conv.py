@@ -20,6 +20,7 @@ from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.input_kinds import silu
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at
 from mlc_llm.kernels.types import Buffer
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.record import record
 
 L = 8
@@ -110,7 +111,8 @@ def conv_silu(width: int, kernel: int, columns: int, start: int, *, has_bias: bo
     x       float32 [m, columns]: the channels are the `width` columns from `start` on
     weight  float32 [width, kernel]: the newest token's last
     bias    float32 [width]; there is none unless `has_bias`
-    rows    int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    rows    int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+            another slot to write
     state   float32 [slots, kernel - 1, width]: what comes before a row, the oldest first
     out     float32 [m, width]
     """
@@ -127,7 +129,7 @@ def conv_silu(width: int, kernel: int, columns: int, start: int, *, has_bias: bo
         X = T.match_buffer(x, (m, columns), "float32")
         W = T.match_buffer(weight, (width, kernel), "float32")
         B = T.match_buffer(bias, (width,), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
+        R = T.match_buffer(rows, (r, STATE_ROW), "int32")
         S = T.match_buffer(state, (n, kernel - 1, width), "float32")
         O = T.match_buffer(out, (m, width), "float32")
         with T.sblock("root"):

@@ -31,6 +31,7 @@ from mlc_llm.kernels.cpu.vectors import (
     splat,
 )
 from mlc_llm.kernels.types import Buffer
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.record import record
 
 LARGE = 2**15
@@ -134,7 +135,8 @@ def scan(
     projected  float32 [m, columns]: dt of each head, from column `start` on
     bias       float32 [heads], of dt
     a, d       float32 [heads, 1]
-    rows       int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    rows       int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+               another slot to write
     state      float32 [slots, heads, head_dim, size], whose memory `state_blocks.py` describes
     out        float32 [m, heads * head_dim]
     """
@@ -155,7 +157,7 @@ def scan(
         B = T.match_buffer(bias, (heads,), "float32")
         A = T.match_buffer(a, (heads, 1), "float32")
         D = T.match_buffer(d, (heads, 1), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
+        R = T.match_buffer(rows, (r, STATE_ROW), "int32")
         S = T.match_buffer(state, (n, heads, head_dim, size), "float32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         with T.sblock("root"):

@@ -18,6 +18,7 @@ from tvm.tirx import PrimFunc
 from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
 from mlc_llm.kernels.types import Buffer
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.record import record
 
 L = 8
@@ -81,7 +82,8 @@ def token_shift(width: int, count: int) -> PrimFunc:
 
     x        float32 [m, width]
     factors  float32 [count, width]
-    rows     int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    rows     int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+             another slot to write
     state    float32 [slots, 1, width]: the token before a row
     y        float32 [m, width], of each mixture
     """
@@ -97,7 +99,7 @@ def token_shift(width: int, count: int) -> PrimFunc:
         n = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
         F = T.match_buffer(factors, (count, width), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
+        R = T.match_buffer(rows, (r, STATE_ROW), "int32")
         S = T.match_buffer(state, (n, 1, width), "float32")
         Y0 = T.match_buffer(y0, (m, width), "float32")
         Y1 = T.match_buffer(y1, (m, width), "float32")

@@ -34,6 +34,7 @@ from mlc_llm.kernels.cpu.vectors import (
     tanh,
 )
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.record import record
 
 L = 8
@@ -184,8 +185,8 @@ def wkv(heads: int, size: int, eps: float, *, is_first: bool) -> PrimFunc:
     r, w, k, v, a, g  float32 [m, heads * size]: what the matrices give
     b, first          the same; the first layer has none
     w0 to norm_bias   float32 [heads * size]; the first layer has no v0
-    rows              int32 [r, 4]: first token, number of tokens, slot to read, another slot to
-                      write
+    rows              int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+                      another slot to write
     state             float32 [slots, heads, size, size]: by key, then by value
     out               float32 [m, heads * size]
     """
@@ -218,7 +219,7 @@ def wkv(heads: int, size: int, eps: float, *, is_first: bool) -> PrimFunc:
         RK = T.match_buffer(r_k, (width,), "float32")
         NORM = T.match_buffer(norm, (width,), "float32")
         SHIFT = T.match_buffer(norm_bias, (width,), "float32")
-        ROWS = T.match_buffer(rows, (count, 4), "int32")
+        ROWS = T.match_buffer(rows, (count, STATE_ROW), "int32")
         S = T.match_buffer(state, (n, heads, size, size), "float32")
         O = T.match_buffer(out, (m, width), "float32")
         with T.sblock("root"):

@@ -24,6 +24,7 @@ from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cuda.state_rows import each_row
 from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, grid
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.record import record
 
 THREADS = 128
@@ -99,7 +100,8 @@ def causal_conv(shape: ConvShape) -> PrimFunc:
     x       float32 [m, columns]
     weight  float32 [channels, kernel], the newest token's last
     bias    float32 [channels], if it has one
-    rows    int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    rows    int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+            another slot to write
     state   float32 [slots, kernel - 1, channels], the oldest token first; changed in place
     out     float32 [m, channels]
     """
@@ -121,7 +123,7 @@ def causal_conv(shape: ConvShape) -> PrimFunc:
         X = T.match_buffer(x, (m, shape.columns), "float32")
         W = T.match_buffer(weight, (channels, kernel), "float32")
         BIAS = T.match_buffer(bias, (channels,), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
+        R = T.match_buffer(rows, (r, STATE_ROW), "int32")
         S = T.match_buffer(state, (slots, kernel - 1, channels), "float32")
         O = T.match_buffer(out, (m, channels), "float32")
         T.device_entry()

@@ -22,6 +22,7 @@ from mlc_llm.kernels.cuda.head_states import WARPS, HeadState, ScanShape, sigmoi
 from mlc_llm.kernels.cuda.state_rows import each_row
 from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, grid
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.record import record
 
 _SMALLEST = 1e-6
@@ -91,7 +92,8 @@ def selective_scan(shape: ScanShape, groups: int, width: int, start: int) -> Pri
     dt       float32 [m, width], of each head from `start` on
     bias     float32 [heads], added to dt
     a, d     float32 [heads, 1]
-    rows     int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    rows     int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+             another slot to write
     state    float32 [slots, heads, head_dim, size], changed in place
     out      float32 [m, heads * head_dim]
     """
@@ -112,7 +114,7 @@ def selective_scan(shape: ScanShape, groups: int, width: int, start: int) -> Pri
         BIAS = T.match_buffer(bias, (heads,), "float32")
         A = T.match_buffer(a, (heads, 1), "float32")
         D = T.match_buffer(d, (heads, 1), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
+        R = T.match_buffer(rows, (r, STATE_ROW), "int32")
         S = T.match_buffer(state, (slots, heads, head_dim, size), "float32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         T.device_entry()
@@ -220,7 +222,8 @@ def delta_scan(shape: DeltaShape) -> PrimFunc:
     a, b     float32 [m, columns]
     bias     float32 [heads], added to a
     decay    float32 [heads]
-    rows     int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    rows     int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+             another slot to write
     state    float32 [slots, heads, head_dim, size], changed in place
     out      float32 [m, heads * head_dim]
     """
@@ -242,7 +245,7 @@ def delta_scan(shape: DeltaShape) -> PrimFunc:
         B = T.match_buffer(b, (m, shape.b[0]), "float32")
         BIAS = T.match_buffer(bias, (heads,), "float32")
         DECAY = T.match_buffer(decay, (heads,), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
+        R = T.match_buffer(rows, (r, STATE_ROW), "int32")
         S = T.match_buffer(state, (slots, heads, head_dim, size), "float32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         T.device_entry()

@@ -18,6 +18,7 @@ from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cuda.state_rows import each_row
 from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, grid
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.record import record
 
 THREADS = 128
@@ -67,7 +68,8 @@ def token_shift(width: int, count: int) -> PrimFunc:
 
     x        float32 [m, width]
     factors  float32 [count, width]
-    rows     int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    rows     int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+             another slot to write
     state    float32 [slots, 1, width]: the token before a row; changed in place
     y        float32 [m, width], of each mixture
     """
@@ -83,7 +85,7 @@ def token_shift(width: int, count: int) -> PrimFunc:
         slots = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
         F = T.match_buffer(factors, (count, width), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
+        R = T.match_buffer(rows, (r, STATE_ROW), "int32")
         S = T.match_buffer(state, (slots, 1, width), "float32")
         Y0 = T.match_buffer(y0, (m, width), "float32")
         Y1 = T.match_buffer(y1, (m, width), "float32")

@@ -25,6 +25,7 @@ from mlc_llm.kernels.cuda.head_states import WARPS, HeadState, ScanShape, sigmoi
 from mlc_llm.kernels.cuda.state_rows import each_row
 from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, block_size, block_sum, grid
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.record import record
 
 DECAY, UNIT, RATE, KEY, QUERY = range(5)
@@ -134,8 +135,8 @@ def wkv_scan(heads: int, size: int, *, is_first: bool) -> PrimFunc:
     b, first           the same; the first layer has none
     w0, a0, v0         float32 [heads * size]; the first layer has no v0
     k_k, k_a           the same
-    rows               int32 [r, 4]: first token, number of tokens, slot to read, another slot to
-                       write
+    rows               int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
+                       another slot to write
     state              float32 [slots, heads, size, size], by value, then by key; changed in place
     out                float32 [m, heads * size]: o
     """
@@ -163,7 +164,7 @@ def wkv_scan(heads: int, size: int, *, is_first: bool) -> PrimFunc:
         V0 = T.match_buffer(v0, (width,), "float32")
         KK = T.match_buffer(k_k, (width,), "float32")
         KA = T.match_buffer(k_a, (width,), "float32")
-        ROWS = T.match_buffer(rows, (count, 4), "int32")
+        ROWS = T.match_buffer(rows, (count, STATE_ROW), "int32")
         S = T.match_buffer(state, (slots, heads, size, size), "float32")
         O = T.match_buffer(out, (m, width), "float32")
         T.device_entry()

@@ -1,0 +1,4 @@
+"""What a row of `state_rows` holds (`signatures.py`)."""
+
+STATE_ROW = 4
+"""Numbers of a row."""
