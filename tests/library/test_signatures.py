@@ -12,8 +12,9 @@ import pytest
 import tvm_ffi
 from tiny_models import TinyModels
 
-from mlc_llm.library.metadata import Metadata
-from mlc_llm.library.signatures import kept_arguments, signatures
+from mlc_llm.library.metadata import KVInfo, Metadata, StateInfo
+from mlc_llm.library.signatures import FORWARD, kept_arguments, signatures
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.runtime.batch import Batch, BatchRow, LogitBias, Sampling
 from mlc_llm.runtime.library import Library
 from mlc_llm.runtime.model_runner import ModelRunner
@@ -189,3 +190,13 @@ def test_a_compiled_function_takes_nothing_else(calls: Called) -> None:
                     function(*call[:i], wrong, *call[i + 1 :])
                 count += 1
     assert count > 100
+
+
+def test_states_have_rows_of_slots_or_of_bases() -> None:
+    found = signatures(
+        lambda dtype, *shape: (dtype, shape),
+        vocab=8, padded_vocab=8, hidden=16, rope_dims=(), kv=KVInfo(16, "float32", ()),
+        states=(StateInfo(0, (3,), by_chunk=False), StateInfo(0, (2, 4), by_chunk=True)),
+    )[FORWARD]  # fmt: skip
+    assert found["state_rows"] == ("int32", ("r", STATE_ROW))
+    assert found["states"] == [("float32", ("slots", 3)), ("float32", ("bases", 2, 4))]

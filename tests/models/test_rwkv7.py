@@ -112,8 +112,9 @@ def test_spec_from_config_json(model: Path) -> None:
     of_file = tuple(one.mixer for one in spec.layers)
     of_folder = tuple(one.mixer for one in found.layers)
     assert of_file == tuple(replace(one, eps=64e-5) for one in of_folder)
-    assert first.states == (((1, HIDDEN), (2, 32, 32)), ((1, HIDDEN),))
-    assert [i for i, _ in found.state_shapes] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    kept = tuple(one.state_shapes for one in first.keepers)
+    assert kept == (((1, HIDDEN), (2, 32, 32)), ((1, HIDDEN),))
+    assert [i for i, _ in found.keepers] == [0, 0, 1, 1, 2, 2]
     assert found.embedding_norm and found.norm == "layer"
     plain = {key: value for key, value in CONFIG.items() if key != "intermediate_size"}
     assert read_config(plain).layers[0].feed_forward.intermediate == 4 * HIDDEN

@@ -17,6 +17,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from mlc_llm.backends.kept_states import KeptStates
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.library.workspace_info import WorkspaceInfo
 from mlc_llm.precision import Precision
@@ -69,7 +70,7 @@ class Compiled:
     """See `Metadata`."""
 
 
-class Backend(Protocol):
+class Backend(KeptStates, Protocol):
     """A kind of device with one set of kernels; a value that can be hashed."""
 
     @property

@@ -92,12 +92,21 @@ class FirstLayer:
 
 
 @record()
+class StatePart:
+    """A tensor that a part of a layer keeps, as of one sequence."""
+
+    shape: tuple[int, ...]
+    by_chunk: bool = False
+    """It lies in bases, and not in slots."""
+
+
+@record()
 class StateInputs:
     """The inputs of a step that a recurrent layer reads (shapes in `library/signatures.py`)."""
 
     rows: Tensor
     states: tuple[Tensor, ...]
-    """[slots, ...], changed in place: one for each of the spec's `state_shapes`."""
+    """[slots, ...] or [bases, ...], changed in place: of what `KeptStates.kept` says."""
     first: FirstLayer
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from mlc_llm.backends.kept_states import KeptStates
 from mlc_llm.backends.state_ops import StateOps
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from mlc_llm.models.network_spec import Activation, ExpertsSpec
 
 
-class Ops(StateOps, Protocol):
+class Ops(StateOps, KeptStates, Protocol):
     """The operations of a model at build time, over tensors float32 [tokens, width].
 
     One object serves one library.

@@ -45,8 +45,7 @@ def build_library(
     backend.check(spec)
     ops = backend.ops()
     model = _module(spec, ops)
-    kv = kv_info(spec, backend, ops)
-    adapted = adapted_infos(spec, backend)
+    kv, adapted = kv_info(spec, backend, ops), adapted_infos(spec, backend)
     with _compiling():
         module, params = export(model, kv, adapted)
         compiled = backend.compile(module, folder, triple, libraries)
@@ -66,7 +65,8 @@ def build_library(
         has_window=spec.has_sink_queries,
         ropes=len(spec.ropes),
         kv=kv,
-        states=state_infos(spec),
+        states=state_infos(spec, ops),
+        state_chunk=ops.state_chunk(spec),
         adapted=adapted,
         encoder=encoder_info(spec),
         shards=spec.shards,

@@ -37,9 +37,10 @@ def kv_info(spec: ModelSpec, backend: Backend, ops: Ops) -> KVInfo:
     return KVInfo(backend.page_size, backend.kv_dtype, tuple(groups))
 
 
-def state_infos(spec: ModelSpec) -> tuple[StateInfo, ...]:
+def state_infos(spec: ModelSpec, ops: Ops) -> tuple[StateInfo, ...]:
     """What the recurrent layers of a model keep."""
-    return tuple(StateInfo(i, shape) for i, shape in spec.state_shapes)
+    parts = ((i, part) for i, keeper in spec.keepers for part in ops.kept(keeper))
+    return tuple(StateInfo(i, part.shape, part.by_chunk) for i, part in parts)
 
 
 def adapted_infos(spec: ModelSpec, backend: Backend) -> tuple[AdaptedInfo, ...]:

@@ -109,7 +109,7 @@ def _signatures(
         hidden=spec.hidden,
         rope_dims=dims,
         kv=kv,
-        states=state_infos(spec),
+        states=state_infos(spec, ops),
         adapted=adapted,
         sight=sight_info(spec),
         has_eagle=spec.eagle is not None,

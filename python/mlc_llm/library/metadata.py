@@ -21,7 +21,7 @@ PARAMS_FILE = "params.bin"
 INDEX_FILE = "params.json"
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 22
+VERSION = 23
 FIRST_ROWS = 512
 """Rows of a rotary table that packed weights have."""
 
@@ -118,6 +118,8 @@ class StateInfo:
 
     layer: int
     shape: tuple[int, ...]
+    by_chunk: bool
+    """It has a row for each base instead: it changes behind every `state_chunk` tokens."""
 
 
 @record()
@@ -197,6 +199,8 @@ class Metadata:
     kv: KVInfo
     states: tuple[StateInfo, ...]
     """Of the layers that keep no pages."""
+    state_chunk: int
+    """Tokens behind which bases change; 1 if there are none."""
     adapted: tuple[AdaptedInfo, ...]
     """Empty: the library is for no adapters."""
     encoder: EncoderInfo | None
@@ -228,7 +232,7 @@ class Metadata:
         if raw.pop("own_sha256") != _digest(raw):
             raise ValueError("the metadata does not match its own hash")
         raw["kv"] = _kv(raw["kv"])
-        raw["states"] = tuple(StateInfo(s["layer"], tuple(s["shape"])) for s in raw["states"])
+        raw["states"] = tuple(StateInfo(**{**s, "shape": tuple(s["shape"])}) for s in raw["states"])
         raw["adapted"] = tuple(
             AdaptedInfo(**{**one, "widths": tuple(one["widths"])}) for one in raw["adapted"]
         )

@@ -192,7 +192,8 @@ def _forward(
 def _states(tensor: Tensor, states: tuple[StateInfo, ...]) -> dict[str, object]:
     if not states:
         return {}
-    kept = [tensor("float32", "slots", *one.shape) for one in states]
+    rows = ["bases" if one.by_chunk else "slots" for one in states]
+    kept = [tensor("float32", n, *one.shape) for n, one in zip(rows, states, strict=True)]
     return {"state_rows": tensor("int32", "r", STATE_ROW), "states": kept}
 
 

@@ -87,10 +87,10 @@ class Decoder(TokenChooser):
             i: [one] for i, one in self._attention_inputs(step).items()
         }
         left, of_first = list(step.states), FirstLayer()
-        for i, layer in enumerate(self.spec.layers):
-            for part in layer.states:
-                here, left = tuple(left[: len(part)]), left[len(part) :]
-                found.setdefault(i, []).append(StateInputs(step.state_rows, here, of_first))
+        for i, keeper in self.spec.keepers:
+            count = len(self.ops.kept(keeper))
+            here, left = tuple(left[:count]), left[count:]
+            found.setdefault(i, []).append(StateInputs(step.state_rows, here, of_first))
         return found
 
     def _attention_inputs(self, step: StepTensors) -> dict[int, LayerInputs]:

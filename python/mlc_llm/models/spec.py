@@ -23,6 +23,8 @@ Norm = Literal["rms", "layer"]
 """Root mean square (Zhang and Sennrich 2019), or mean and variance with a bias (Ba et al. 2016)."""
 Mixer: TypeAlias = AttentionSpec | Recurrent
 """How a layer lets tokens see each other: attention keeps pages, any other one keeps a state."""
+Keeper: TypeAlias = Recurrent | FeedForward
+"""A part of a layer that may keep a state."""
 
 
 @record()
@@ -71,10 +73,10 @@ class LayerSpec:
         return one if isinstance(one, RECURRENT) else None
 
     @property
-    def states(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """Shapes of what each part keeps of one sequence: a mixer, then the network."""
-        mixer = () if self.recurrent is None else self.recurrent.state_shapes
-        return tuple(one for one in (mixer, self.feed_forward.state_shapes) if one)
+    def keepers(self) -> tuple[Keeper, ...]:
+        """The parts that keep a state: a mixer, then the network."""
+        mixer = () if self.recurrent is None else (self.recurrent,)
+        return tuple(one for one in (*mixer, self.feed_forward) if one.state_shapes)
 
 
 @record()
@@ -214,10 +216,9 @@ class ModelSpec:
         return {i: one for i, one in mixers if one is not None}
 
     @property
-    def state_shapes(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The number of a layer and the shape of what it keeps of one sequence, in order."""
-        parts = ((i, part) for i, layer in enumerate(self.layers) for part in layer.states)
-        return tuple((i, shape) for i, part in parts for shape in part)
+    def keepers(self) -> tuple[tuple[int, Keeper], ...]:
+        """The number of a layer, and a part of it that keeps a state, in order."""
+        return tuple((i, one) for i, layer in enumerate(self.layers) for one in layer.keepers)
 
     @property
     def token_inputs(self) -> int:

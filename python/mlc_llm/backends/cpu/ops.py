@@ -34,6 +34,7 @@ from mlc_llm.backends.cpu.recurrent import convolved_thirds, mamba2
 from mlc_llm.backends.cpu.rwkv import rwkv7, shifted_tokens
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.backends.cpu.vectors import keep_vectors, kept_vectors
+from mlc_llm.backends.kept_states import KeptStates
 from mlc_llm.backends.operands import (
     AdapterInputs,
     ExpertMatrices,
@@ -84,7 +85,7 @@ class PackedMatrix(nn.Module):  # type: ignore[misc]
         self.is_exact = len(exact) == rows
 
 
-class CpuOps(AttentionOps, PlainRows):
+class CpuOps(AttentionOps, PlainRows, KeptStates):
     """See `backends.ops.Ops`."""
 
     def __init__(self, isa: Isa) -> None:

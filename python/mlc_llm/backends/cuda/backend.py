@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mlc_llm.backends.cuda.formats import GRAPH_BYTES, PAGE
 from mlc_llm.backends.cuda.layout import CudaLayout
+from mlc_llm.backends.kept_states import KeptStates
 from mlc_llm.backends.ranks.futex import why_not_here
 from mlc_llm.errors import InvalidField, UnusableDevice
 from mlc_llm.library.page_format import KVCacheDtype
@@ -27,7 +28,7 @@ NAME = "cuda"
 
 
 @record()
-class CudaBackend:
+class CudaBackend(KeptStates):
     """See `backends.base.Backend`. Modules are imported when they are needed."""
 
     arch: str | None

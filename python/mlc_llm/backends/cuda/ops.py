@@ -23,6 +23,7 @@ from mlc_llm.backends.cuda.plain_ops import PlainOps
 from mlc_llm.backends.cuda.row_ops import RowOps, with_adapters
 from mlc_llm.backends.cuda.rwkv_ops import RwkvOps
 from mlc_llm.backends.cuda.state_ops import StateOps
+from mlc_llm.backends.kept_states import KeptStates
 from mlc_llm.backends.operands import (
     AdapterInputs,
     ExpertMatrices,
@@ -72,7 +73,7 @@ class PackedMatrix(nn.Module):  # type: ignore[misc]
         return f"matmul_{self.rows}x{self.columns}_{self.fmt.name}"
 
 
-class CudaOps(AttentionOps, ChoiceOps, PlainOps, RowOps, RwkvOps, StateOps):
+class CudaOps(AttentionOps, ChoiceOps, PlainOps, RowOps, RwkvOps, StateOps, KeptStates):
     """See `backends.ops.Ops`."""
 
     def __init__(

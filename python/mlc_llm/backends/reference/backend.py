@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mlc_llm.backends.base import Compiled, WeightLayout
 from mlc_llm.backends.device import Device
+from mlc_llm.backends.kept_states import KeptStates
 from mlc_llm.backends.ops import Ops
 from mlc_llm.backends.ranks.futex import why_not_here
 from mlc_llm.errors import InvalidField
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @record()
-class ReferenceBackend:
+class ReferenceBackend(KeptStates):
     """See `backends.base.Backend`."""
 
     kv_dtype: str = "float32"

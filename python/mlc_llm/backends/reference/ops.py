@@ -12,6 +12,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_llm.backends.all_reduce import reduced
+from mlc_llm.backends.kept_states import KeptStates
 from mlc_llm.backends.operands import (
     AdapterInputs,
     AttentionBlocks,
@@ -73,7 +74,7 @@ class Matrix(nn.Module):  # type: ignore[misc]
         self.packed = nn.Parameter((rows, columns), "float32")
 
 
-class ReferenceOps(PlainRows):
+class ReferenceOps(PlainRows, KeptStates):
     """See `backends.ops.Ops`. An Input is a plain tensor; nothing is fast."""
 
     has_fast_tokens = is_fast = False

@@ -125,9 +125,10 @@ def _adapter_bytes(plan: WeightPlan, backend: Backend) -> int:
     )
 
 
-def _state_bytes(spec: ModelSpec) -> int:
-    """Of one sequence."""
-    return sum(4 * math.prod(shape) for _, shape in spec.state_shapes)
+def _state_bytes(spec: ModelSpec, backend: Backend) -> int:
+    """Of a slot and a base."""
+    parts = (part for _, keeper in spec.keepers for part in backend.kept(keeper))
+    return sum(4 * math.prod(part.shape) for part in parts)
 
 
 def model_size(
@@ -166,7 +167,7 @@ def model_size(
         shards=1 if is_apart else shards,
         repeat_bytes=backend.repeat_bytes if shards == 1 and spec.encoder is None else 0,
         ropes=len(spec.ropes),
-        state_bytes=_state_bytes(spec),
+        state_bytes=_state_bytes(spec, backend),
         adapter_bytes=_adapter_bytes(plan, backend),
         sliding_window=bundle.sliding_window,
         attention_sinks=bundle.attention_sinks,
