@@ -1,4 +1,4 @@
-"""Slots of states under random use: each sequence finds what its own tokens have left."""
+"""Slots and bases of states under random use: each sequence finds what its own tokens have left."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import random
 
 import pytest
 
+from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.runtime.limits import state_slots
 from mlc_llm.runtime.state_table import EMPTY, StateTable
 
 SEQUENCES, DRAFTS = 4, 5
+Tokens = tuple[int, ...]
 
 
 class Slots:
-    """A table, and slots that hold the tokens of a sequence where a model holds a state."""
+    """A table, and slots and bases that hold the tokens of a sequence where a model holds what they
+    have left: a base those of full chunks, a slot the others."""
 
-    def __init__(self) -> None:
-        self.table = StateTable(SEQUENCES, DRAFTS)
-        self.slots: list[tuple[int, ...]] = [()] * state_slots(SEQUENCES, DRAFTS)
-        self.tokens: dict[int, tuple[int, ...]] = {}
+    def __init__(self, chunk: int) -> None:
+        self.table, self.chunk = StateTable(SEQUENCES, DRAFTS, chunk), chunk
+        self.slots: list[Tokens] = [()] * state_slots(SEQUENCES, DRAFTS)
+        self.bases: list[Tokens] = [()] * state_slots(SEQUENCES, DRAFTS)
+        self.tokens: dict[int, Tokens] = {}
         self.before: dict[int, list[int]] = {}
         """Numbers of tokens to which the last step can be undone."""
 
@@ -42,24 +46,48 @@ class Slots:
         new = [token for _, tokens in rows for token in tokens]
         whose = [seq_id for seq_id, tokens in rows for _ in tokens]
         first = 0
-        for i in range(0, len(numbers), 4):
-            start, count, source, target = numbers[i : i + 4]
-            assert start == first and count > 0 and target not in (EMPTY, source)
+        for i in range(0, len(numbers), STATE_ROW):
+            start, count, *row = numbers[i : i + STATE_ROW]
+            assert start == first and count > 0
             (seq_id,) = {*whose[start : start + count]}
-            assert self.slots[source] == self.tokens[seq_id], "another sequence's state"
-            self.tokens[seq_id] += tuple(new[start : start + count])
-            self.slots[target] = self.tokens[seq_id]
+            self.compute(seq_id, tuple(new[start : start + count]), row)
             first += count
         assert first == len(new)
+
+    def compute(self, seq_id: int, new: Tokens, row: list[int]) -> None:
+        """One row. row: what follows its first token and how many."""
+        source, target, old, base, place = row
+        assert self.bases[old] + self.slots[source] == self.tokens[seq_id], "another one's state"
+        assert place == len(self.slots[source]) == len(self.tokens[seq_id]) % self.chunk
+        assert target not in (EMPTY, source)
+        self.tokens[seq_id] += new
+        full = len(self.tokens[seq_id]) // self.chunk * self.chunk
+        if place + len(new) >= self.chunk:
+            assert base not in (EMPTY, old)
+            self.bases[base] = self.tokens[seq_id][:full]
+        assert self.bases[base] == self.tokens[seq_id][:full], "a base that nobody writes"
+        self.slots[target] = self.tokens[seq_id][full:]
+
+    def restore(self, seq_id: int, tokens: Tokens) -> None:
+        """A sequence that another table has computed."""
+        slot, base = self.table.restore(seq_id, len(tokens))
+        full = len(tokens) // self.chunk * self.chunk
+        self.bases[base], self.slots[slot] = tokens[:full], tokens[full:]
+        self.tokens[seq_id] = tokens
+
+    def state(self, slot: int) -> Tokens:
+        """What the model would go on with."""
+        return self.bases[self.table._base_of[slot]] + self.slots[slot]
 
     def check(self) -> None:
         self.table.check_integrity()
         assert self.table.lengths() == {i: len(tokens) for i, tokens in self.tokens.items()}
-        assert self.slots[EMPTY] == ()
+        assert self.slots[EMPTY] == self.bases[EMPTY] == ()
         for seq_id, one in self.table._sequences.items():
             held = {**one.undo, **one.kept, one.length: one.slot}
             for length, slot in held.items():
-                assert self.slots[slot] == self.tokens[seq_id][:length]
+                assert self.state(slot) == self.tokens[seq_id][:length]
+            assert self.table.where(seq_id) == (one.slot, self.table._base_of[one.slot])
 
 
 def some_places(rng: random.Random, length: int, more: int) -> list[int]:
@@ -68,18 +96,22 @@ def some_places(rng: random.Random, length: int, more: int) -> list[int]:
     return sorted(rng.sample(places, min(rng.randint(0, 2), len(places))))
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_every_sequence_has_its_own_state(seed: int) -> None:
-    rng, slots = random.Random(seed), Slots()
+@pytest.mark.parametrize("chunk", [1, 3, 16])
+@pytest.mark.parametrize("seed", range(20))
+def test_every_sequence_has_its_own_state(seed: int, chunk: int) -> None:
+    rng, slots = random.Random(seed), Slots(chunk)
     for number in range(300):
         alive = list(slots.tokens)
-        act = rng.choice(("add", "step", "step", "step", "fork", "undo", "cut", "remove"))
+        act = rng.choice(("add", "restore", *["step"] * 3, "fork", "undo", "cut", "remove"))
         if act == "add" and len(alive) < SEQUENCES:
             slots.table.add(number)
             slots.tokens[number] = ()
+        elif act == "restore" and len(alive) < SEQUENCES:
+            slots.restore(number, (1000 * number,) * rng.randint(1, 40))
         elif act == "step" and alive:
             chosen = rng.sample(alive, rng.randint(1, len(alive)))
-            rows = [(one, (number,) * rng.randint(1, 9)) for one in chosen]
+            # No two rows have the same tokens: whatever is written over is found by `check`.
+            rows = [(one, (1000 * number + one,) * rng.randint(1, 9)) for one in chosen]
             keep = {one: some_places(rng, len(slots.tokens[one]), len(new)) for one, new in rows}
             cut = rng.randint(0, len(rows))
             parts = [(one, new[:2]) for one, new in rows[:cut]]
@@ -140,7 +172,7 @@ def test_a_state_is_not_cut() -> None:
 def test_the_first_and_the_last_places_are_kept() -> None:
     table = StateTable(SEQUENCES)
     table.add(0)
-    assert len(table.place([(0, 10)], {0: [4, 9]})) == 3 * 4
+    assert len(table.place([(0, 10)], {0: [4, 9]})) == 3 * STATE_ROW
     assert table.kept(0) == (4, 9)
     table.place([(0, 10)], {0: [10, 15]})
     assert table.kept(0) == (4, 15)
@@ -158,7 +190,7 @@ def test_draft_tokens_are_undone_one_by_one_until_the_next_step() -> None:
     table = StateTable(1, DRAFTS)
     table.add(0)
     table.place([(0, 10)])
-    assert len(table.place([(0, 4)], drafted={0: 3})) == 4 * 4
+    assert len(table.place([(0, 4)], drafted={0: 3})) == 4 * STATE_ROW
     with pytest.raises(AssertionError, match="cannot be cut"):
         table.rollback(0, 5)
     table.rollback(0, 2)

@@ -33,8 +33,12 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
   windows       a token sees the last windows[0] tokens, itself included, and the first windows[1]
                 of its sequence
   state_rows    of each sequence that takes part: its first token, how many, the slot with its
-                state, and another one that gets the state behind these tokens. A sequence may have
-                several rows, one behind the other: a row reads what an earlier one has written
+                state, and another one that gets the state behind these tokens; the same of its base
+                (the same one twice, which is not written, unless the tokens fill a chunk); and how
+                many tokens of a chunk come before these ones. A sequence may have several rows, one
+                behind the other: a row reads what an earlier one has written
+  states        rows of slots, or of bases (`StateInfo`). A base is written once, when `state_chunk`
+                tokens are full, and has the state behind them; the slot has what came after
   previous      slot of the token before each one in the pages of the EAGLE head, which reads its
                 vector; -1 before the first token of a sequence
   fast_tokens   how many of the first tokens may be computed less exactly

@@ -1,4 +1,4 @@
 """What a row of `state_rows` holds (`signatures.py`)."""
 
-STATE_ROW = 4
+STATE_ROW = 7
 """Numbers of a row."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlc_llm.errors import TransferRefused
-from mlc_llm.library.metadata import KVInfo
+from mlc_llm.library.metadata import Metadata
 from mlc_llm.runtime.kv_cache import Contents, KVCache
 from mlc_llm.runtime.library import item
 from mlc_llm.runtime.transfer import Transfer
@@ -25,17 +25,18 @@ class Carrier:
 
     def __init__(
         self,
-        info: KVInfo,
+        info: Metadata,
         cache: KVCache,
         pages: tvm_ffi.Array,
         states: tvm_ffi.Array,
         device: Device,
     ) -> None:
         """pages: a tensor of each layer of attention. states: of the recurrent layers."""
-        layers = sorted((layer, g) for g, one in enumerate(info.groups) for layer in one.layers)
-        self._page_size = info.page_size
+        groups = info.kv.groups
+        layers = sorted((layer, g) for g, one in enumerate(groups) for layer in one.layers)
+        self._page_size, self._group_count = info.kv.page_size, len(groups)
         self._groups = [group for _, group in layers]
-        self._group_count = len(info.groups)
+        self._by_chunk = [one.by_chunk for one in info.states]
         self._cache, self._pages, self._states, self._device = cache, pages, states, device
 
     def take(self, seq_id: int, identity: str, length: int | None = None) -> Transfer:
@@ -45,7 +46,7 @@ class Carrier:
         there, whole = self._cache.contents(seq_id), self._cache.length(seq_id)
         length = whole if length is None else length
         if length != whole:
-            assert 0 < length < whole and there.slot is None and not any(there.freed), "cut"
+            assert 0 < length < whole and there.state is None and not any(there.freed), "cut"
             count = -(-length // self._page_size)
             there = there._replace(pages=[one[:count] for one in there.pages])
         tensors = [memory[rows].copy() for memory, rows in self._places(there)]
@@ -85,9 +86,12 @@ class Carrier:
             (read(item(self._pages, number)), rows[group])
             for number, group in enumerate(self._groups)
         ]
-        if there.slot is not None:
-            states = (item(self._states, number) for number in range(len(self._states)))
-            found += [(read(one), [there.slot]) for one in states]
+        if there.state is not None:
+            slot, base = there.state
+            found += [
+                (read(item(self._states, number)), [base if by_chunk else slot])
+                for number, by_chunk in enumerate(self._by_chunk)
+            ]
         return found
 
 

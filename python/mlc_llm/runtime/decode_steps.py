@@ -123,8 +123,9 @@ class StepSize:
         groups = [self._group(g, one, count) for g, one in enumerate(placed.groups)]
         if states is not None:
             spare = self._step.spare_state
+            places = EMPTY, spare, EMPTY, spare, 0
             rows = range(count, self._size)
-            states = states + array("i", [n for row in rows for n in (row, 1, EMPTY, spare)])
+            states = states + array("i", [n for row in rows for n in (row, 1, *places)])
         return numbers._replace(
             tokens=numbers.tokens + _zeros(more),
             placed=Placements(placed.position + _zeros(more), groups, states),

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from mlc_llm.library.metadata import KVInfo
 from mlc_llm.runtime.limits import RunnerLimits, Window
 from mlc_llm.runtime.page_table import Numbers, PageTable
-from mlc_llm.runtime.state_table import NO_DRAFTS, NOTHING, StateTable
+from mlc_llm.runtime.state_table import NO_DRAFTS, NOTHING, StatePlace, StateTable
 from mlc_llm.runtime.steady_rows import Placement
 
 CopyGroupPages = Callable[[int, list[int], list[int]], None]
@@ -87,7 +87,7 @@ class Contents(NamedTuple):
     """Of each group."""
     freed: Sequence[range]
     """Places of pages that each group gave back."""
-    slot: int | None
+    state: StatePlace | None
     """None: no layer is recurrent."""
 
 
@@ -163,8 +163,8 @@ class KVCache:
     def contents(self, seq_id: int) -> Contents:
         """Where the sequence lies."""
         found = [table.contents(seq_id) for table in self._tables]
-        slot = None if self._states is None else self._states.slot(seq_id)
-        return Contents([pages for pages, _ in found], [freed for _, freed in found], slot)
+        state = None if self._states is None else self._states.where(seq_id)
+        return Contents([pages for pages, _ in found], [freed for _, freed in found], state)
 
     def restore(self, seq_id: int, length: int, freed: Sequence[range]) -> Contents:
         """Room for a sequence whose pages and state come from elsewhere; freed: as in its
@@ -172,8 +172,8 @@ class KVCache:
         pages = {self._main: self._main.restore(seq_id, length, freed[self._index(self._main)])}
         for table in self._others:
             pages[table] = table.restore(seq_id, length, freed[self._index(table)])
-        slot = None if self._states is None else self._states.restore(seq_id, length)
-        return Contents([pages[table] for table in self._tables], freed, slot)
+        state = None if self._states is None else self._states.restore(seq_id, length)
+        return Contents([pages[table] for table in self._tables], freed, state)
 
     def _index(self, table: PageTable) -> int:
         return self._tables.index(table)

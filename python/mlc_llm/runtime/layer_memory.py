@@ -28,9 +28,9 @@ def allocate_pages(info: KVInfo, counts: Sequence[int], device: Device) -> tvm_f
     return tvm_ffi.convert([tensor for _, tensor in sorted(tensors.items())])
 
 
-def allocate_states(infos: Sequence[StateInfo], slots: int, device: Device) -> tvm_ffi.Array:
-    """The zeroed tensors of the recurrent layers."""
-    return tvm_ffi.convert([device.zeros((slots, *one.shape), "float32") for one in infos])
+def allocate_states(infos: Sequence[StateInfo], rows: int, device: Device) -> tvm_ffi.Array:
+    """The zeroed tensors of the recurrent layers. rows: how many slots there are, and bases."""
+    return tvm_ffi.convert([device.zeros((rows, *one.shape), "float32") for one in infos])
 
 
 def window_tensors(windows: Sequence[Window | None], device: Device) -> list[DeviceTensor]:

@@ -115,7 +115,7 @@ class ModelRunner:
             states=self._state_table(), follows=metadata.eagle_group,
         )  # fmt: skip
         self._repeated, self._limits = self._repeating(device)
-        self._carrier = Carrier(info, self._cache, self._step.pages, self._step.states, device)
+        self._carrier = Carrier(metadata, self._cache, self._step.pages, self._step.states, device)
         fast = FastTokens(metadata, precision)
         prepare = partial(Preparation, limits, device, self._cache, fast, images)
         self._next, self._drafting = prepare(), prepare(drafts=True)
@@ -125,7 +125,8 @@ class ModelRunner:
         limits = self._limits
         if not limits.has_states:
             return None
-        return StateTable(limits.max_num_sequence, limits.draft_states)
+        chunk = self.metadata.state_chunk
+        return StateTable(limits.max_num_sequence, limits.draft_states, chunk)
 
     def _check(self, window: Window | None, pages: KVCacheDtype, adapters: AdapterLimits) -> None:
         """Raises InvalidField unless the library is made for what is asked."""

@@ -90,6 +90,8 @@ class ModelStep:
 
     has_all_heads = True
     """The pages hold all keys and values."""
+    spare_state: int
+    """A slot, and a base, that no sequence has; they are there if steps repeat."""
 
     def __init__(
         self, library: Library, packed: Packed, limits: RunnerLimits, window: Window | None

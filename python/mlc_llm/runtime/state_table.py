@@ -10,15 +10,20 @@ sequence has the same slot in all layers. A step reads one slot and writes anoth
 
 A state cannot be cut at any other token: a sequence is forked, or rolled back to, where its state
 is kept.
+
+The large parts of a state may lie in a *base*: it is what they were behind the first tokens of the
+sequence, a multiple of a chunk, and the slot has the rest. A base is written once, when the tokens
+of a row fill a chunk, and belongs to all slots behind it until the next chunk is full.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from mlc_llm.runtime.limits import KEPT_STATES, state_slots
 
@@ -26,7 +31,56 @@ Numbers: TypeAlias = "array[int]"
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 NO_DRAFTS: Mapping[int, int] = MappingProxyType({})
 EMPTY = 0
-"""The slot of a sequence without tokens: all zeros, and never written."""
+"""The slot of a sequence without tokens, and the base of one that has not filled a chunk yet: all
+zeros, and never written."""
+
+
+class StatePlace(NamedTuple):
+    """Where a state lies."""
+
+    slot: int
+    base: int
+
+
+class Pool:
+    """Numbers of slots, or of bases, and how often each is used. EMPTY is everybody's."""
+
+    def __init__(self, size: int) -> None:
+        self._counts = [0] * size
+        self._free = list(range(size - 1, EMPTY, -1))
+
+    def take(self) -> int:
+        """One that nobody uses."""
+        new = self._free.pop()
+        self._counts[new] = 1
+        return new
+
+    def share(self, one: int) -> int:
+        """It is used once more."""
+        if one != EMPTY:
+            self._counts[one] += 1
+        return one
+
+    def drop(self, one: int) -> bool:
+        """It is used once less. Whether nobody uses it any more."""
+        if one == EMPTY:
+            return False
+        self._counts[one] -= 1
+        if self._counts[one] == 0:
+            self._free.append(one)
+        return self._counts[one] == 0
+
+    @property
+    def used(self) -> Sequence[int]:
+        return [one for one, count in enumerate(self._counts) if count]
+
+    def check(self, uses: Iterable[int]) -> None:
+        """AssertionError unless each is used as often as its count says, or free once."""
+        counts = Counter(one for one in uses if one != EMPTY)
+        found = [counts[one] for one in range(len(self._counts))]
+        assert found == self._counts, "reference counts"
+        free = [one for one, count in enumerate(found) if count == 0 and one != EMPTY]
+        assert sorted(self._free) == free, "free list"
 
 
 @dataclass
@@ -55,9 +109,10 @@ class StateTable:
     """Not thread safe: one engine thread owns it. Its sequences are those of the page tables, which
     check their number."""
 
-    def __init__(self, max_num_sequence: int, draft_tokens: int = 0) -> None:
-        """draft_tokens: so many of a step at most."""
-        self._num_slots = state_slots(max_num_sequence, draft_tokens)
+    def __init__(self, max_num_sequence: int, draft_tokens: int = 0, chunk: int = 1) -> None:
+        """draft_tokens: so many of a step at most. chunk: tokens behind which a base changes. There
+        are as many bases as slots: the states of all slots may be chunks apart."""
+        self._size, self._chunk = state_slots(max_num_sequence, draft_tokens), chunk
         self.reset()
 
     def lengths(self) -> dict[int, int]:
@@ -73,17 +128,17 @@ class StateTable:
         assert seq_id not in self._sequences, f"sequence {seq_id} exists"
         self._sequences[seq_id] = SequenceState()
 
-    def slot(self, seq_id: int) -> int:
+    def where(self, seq_id: int) -> StatePlace:
         """Where the state behind all its tokens lies."""
-        return self._sequences[seq_id].slot
+        slot = self._sequences[seq_id].slot
+        return StatePlace(slot, self._base_of[slot])
 
-    def restore(self, seq_id: int, length: int) -> int:
-        """A sequence whose state comes from elsewhere. Returns its slot, which means nothing yet.
-        What was before is not kept."""
-        slot = self._free.pop()
-        self._references[slot] = 1
-        self._sequences[seq_id] = SequenceState(slot, length)
-        return slot
+    def restore(self, seq_id: int, length: int) -> StatePlace:
+        """A sequence whose state comes from elsewhere. Returns where it belongs, which means
+        nothing yet. What was before is not kept."""
+        new = self._taken(self._bases.take())
+        self._sequences[seq_id] = SequenceState(new.slot, length)
+        return new
 
     def fork(self, parent: int, child: int, length: int) -> None:
         """AssertionError unless `length` is all of the parent, or its state there is kept. The
@@ -95,7 +150,7 @@ class StateTable:
         kept = {n: one for n, one in source.kept.items() if n <= length}
         self._sequences[child] = found = SequenceState(slot, length, kept=kept)
         for one in found.owned:
-            self._share(one)
+            self._slots.share(one)
 
     def rollback(self, seq_id: int, num_tokens: int) -> None:
         """AssertionError unless `num_tokens` are none, or all of the last step, or draft tokens of
@@ -109,7 +164,7 @@ class StateTable:
         kept = {n: kept for n, kept in one.kept.items() if n <= length}
         self._sequences[seq_id] = found = SequenceState(slot, length, kept=kept)
         for each in found.owned:
-            self._share(each)
+            self._slots.share(each)
         for each in one.owned:
             self._drop(each)
 
@@ -121,8 +176,9 @@ class StateTable:
 
     def reset(self) -> None:
         """Drops every sequence. Works whatever state an interrupted call has left."""
-        self._references = [0] * self._num_slots
-        self._free = list(range(self._num_slots - 1, EMPTY, -1))
+        self._slots, self._bases = Pool(self._size), Pool(self._size)
+        self._base_of = [EMPTY] * self._size
+        """Of each slot in use. A base is used by these slots."""
         self._drafting = set[int]()
         self._sequences: dict[int, SequenceState] = {}
 
@@ -132,8 +188,8 @@ class StateTable:
         keep: Mapping[int, Sequence[int]] = NOTHING,
         drafted: Mapping[int, int] = NO_DRAFTS,
     ) -> Numbers:
-        """`state_rows` (see `library/signatures.py`), four numbers a row, for `n` new tokens of
-        each (seq_id, n). A sequence may come again, with the tokens behind.
+        """`state_rows` (see `library/signatures.py`) for `n` new tokens of each (seq_id, n). A
+        sequence may come again, with the tokens behind.
 
         keep: by sequence, behind how many of its tokens the state is kept, if it lies before the
         last new one. Of all that a sequence keeps, the first and the last places stay.
@@ -152,8 +208,10 @@ class StateTable:
                 one.drafted = range(end - drafted[seq_id], end)
                 self._drafting.add(seq_id)
             for end in (*_inside(one, n, keep.get(seq_id, ())), one.length + n):
-                count = end - one.length
-                found.extend((first, count, one.slot, self._advance(one, count)))
+                count, old, at = end - one.length, one.slot, one.length % self._chunk
+                base = self._base_of[old]
+                new = self._advance(one, count)
+                found.extend((first, count, old, new.slot, base, new.base, at))
                 first += count
         return found
 
@@ -169,7 +227,7 @@ class StateTable:
         before = {one.length: one.slot}
         new = SequenceState(one.slot, one.length, before, kept, frozenset(stays))
         for slot in new.owned:
-            self._share(slot)
+            self._slots.share(slot)
         for slot in one.owned:
             self._drop(slot)
         self._sequences[seq_id] = new
@@ -182,43 +240,40 @@ class StateTable:
                 self._drop(one.undo.pop(n))
         self._drafting.clear()
 
-    def _advance(self, one: SequenceState, count: int) -> int:
-        """A slot for the state behind `count` more tokens; the one before is given back, if nobody
-        keeps it."""
-        new = self._free.pop()
-        self._references[new] = 1
+    def _advance(self, one: SequenceState, count: int) -> StatePlace:
+        """A place for the state behind `count` more tokens; the slot before is given back, if
+        nobody keeps it. The base is a new one if they fill a chunk."""
+        fills = one.length % self._chunk + count >= self._chunk
+        base = self._bases.take() if fills else self._bases.share(self._base_of[one.slot])
+        new = self._taken(base)
         self._drop(one.slot)
-        one.slot, one.length = new, one.length + count
+        one.slot, one.length = new.slot, one.length + count
         if one.length in one.wanted:
-            one.kept[one.length] = new
-            self._share(new)
+            one.kept[one.length] = self._slots.share(new.slot)
         if one.length in one.drafted:
-            one.undo[one.length] = new
-            self._share(new)
+            one.undo[one.length] = self._slots.share(new.slot)
         return new
 
     def check_integrity(self) -> None:
-        """AssertionError unless every slot is owned as often as its count says, or free once."""
-        counts = [0] * self._num_slots
+        """AssertionError unless every slot is owned, and every base referred to, as often as its
+        count says, or free once."""
         for one in self._sequences.values():
             assert (one.slot == EMPTY) == (one.length == 0), "a state without tokens"
-            for slot in one.owned:
-                counts[slot] += 1
-        counts[EMPTY] = 0
-        assert counts == self._references, "reference counts"
-        free = [slot for slot, count in enumerate(counts) if count == 0 and slot != EMPTY]
-        assert sorted(self._free) == free, "free list"
+            for length, slot in {**one.undo, **one.kept, one.length: one.slot}.items():
+                has_base = self._base_of[slot] != EMPTY
+                assert has_base or length < self._chunk, "a full chunk without a base"
+        self._slots.check(slot for one in self._sequences.values() for slot in one.owned)
+        self._bases.check(self._base_of[slot] for slot in self._slots.used)
 
-    def _share(self, slot: int) -> None:
-        if slot != EMPTY:
-            self._references[slot] += 1
+    def _taken(self, base: int) -> StatePlace:
+        """A new slot with that base, which is counted already."""
+        slot = self._slots.take()
+        self._base_of[slot] = base
+        return StatePlace(slot, base)
 
     def _drop(self, slot: int) -> None:
-        if slot == EMPTY:
-            return
-        self._references[slot] -= 1
-        if self._references[slot] == 0:
-            self._free.append(slot)
+        if self._slots.drop(slot):
+            self._bases.drop(self._base_of[slot])
 
 
 def _inside(one: SequenceState, n: int, places: Sequence[int]) -> list[int]:
