@@ -35,7 +35,7 @@ class States:
         self.cache = KVCache(
             INFO.kv, [9], SEQUENCES, lambda *given: None, (None,), states=self.table
         )
-        tensors = allocate_states(INFO.states, rows, device)
+        tensors = allocate_states(INFO.states, rows, rows, device)
         self.slots, self.bases = (device.read(item(tensors, i)) for i in range(2))
         self.slots.T[:], self.bases.T[:] = np.arange(rows) + first, -np.arange(rows) - first
         self.carrier = Carrier(INFO, self.cache, tvm_ffi.convert([]), tensors, device)

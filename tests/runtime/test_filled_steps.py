@@ -10,8 +10,7 @@ from mlc_llm.backends.cpu.device import CpuDevice
 from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.runtime.decode_steps import StepSize
 from mlc_llm.runtime.kv_cache import Placements
-from mlc_llm.runtime.limits import state_slots
-from mlc_llm.runtime.state_table import EMPTY, StateTable
+from mlc_llm.runtime.state_table import EMPTY, StatePlace, StateTable
 from mlc_llm.runtime.steady_rows import Placement
 from mlc_llm.runtime.step_inputs import StepNumbers
 
@@ -19,7 +18,7 @@ SEQUENCES, SIZE, PAGES = 3, 8, 5
 
 
 def test_they_read_the_empty_state_and_write_a_spare_one() -> None:
-    table, spare = StateTable(SEQUENCES, chunk=4), state_slots(SEQUENCES)
+    table, spare = StateTable(SEQUENCES, chunk=4), StatePlace(40, 30)
     for seq_id in range(SEQUENCES):
         table.add(seq_id)
     rows = table.place([(seq_id, 1) for seq_id in range(SEQUENCES)])
@@ -33,4 +32,4 @@ def test_they_read_the_empty_state_and_write_a_spare_one() -> None:
     assert filled[: len(rows)] == rows
     for i in range(SEQUENCES, SIZE):
         row = filled[i * STATE_ROW : (i + 1) * STATE_ROW].tolist()
-        assert row == [i, 1, EMPTY, spare, EMPTY, spare, 0]
+        assert row == [i, 1, EMPTY, 40, EMPTY, 30, 0]

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from mlc_llm.library.state_format import STATE_ROW
-from mlc_llm.runtime.limits import state_slots
+from mlc_llm.runtime.limits import state_bases, state_slots
 from mlc_llm.runtime.state_table import EMPTY, StateTable
 
 SEQUENCES, DRAFTS = 4, 5
@@ -20,8 +20,8 @@ class Slots:
 
     def __init__(self, chunk: int) -> None:
         self.table, self.chunk = StateTable(SEQUENCES, DRAFTS, chunk), chunk
-        self.slots: list[Tokens] = [()] * state_slots(SEQUENCES, DRAFTS)
-        self.bases: list[Tokens] = [()] * state_slots(SEQUENCES, DRAFTS)
+        self.slots: list[Tokens] = [()] * state_slots(SEQUENCES, DRAFTS, chunk)
+        self.bases: list[Tokens] = [()] * state_bases(SEQUENCES, DRAFTS)
         self.tokens: dict[int, Tokens] = {}
         self.before: dict[int, list[int]] = {}
         """Numbers of tokens to which the last step can be undone."""
@@ -32,7 +32,9 @@ class Slots:
         keep: dict[int, list[int]] | None = None,
         drafted: dict[int, int] | None = None,
     ) -> None:
-        """Computes the rows in order, as a kernel does."""
+        """Computes the rows in order, as a kernel does. With chunks, a kernel that comes behind
+        it reads the slots once more."""
+        self.read: list[tuple[int, Tokens]] = []
         drafted = drafted or {}
         for one in self.before:  # no draft token of an earlier step is undone alone
             self.before[one] = self.before[one][:1]
@@ -53,6 +55,8 @@ class Slots:
             self.compute(seq_id, tuple(new[start : start + count]), row)
             first += count
         assert first == len(new)
+        for slot, tail in self.read if self.chunk > 1 else ():
+            assert self.slots[slot] == tail, "written over before all have read it"
 
     def compute(self, seq_id: int, new: Tokens, row: list[int]) -> None:
         """One row. row: what follows its first token and how many."""
@@ -60,6 +64,7 @@ class Slots:
         assert self.bases[old] + self.slots[source] == self.tokens[seq_id], "another one's state"
         assert place == len(self.slots[source]) == len(self.tokens[seq_id]) % self.chunk
         assert target not in (EMPTY, source)
+        self.read.append((source, self.slots[source]))
         self.tokens[seq_id] += new
         full = len(self.tokens[seq_id]) // self.chunk * self.chunk
         if place + len(new) >= self.chunk:

@@ -16,7 +16,7 @@ from mlc_llm.serve.limits import (
     infer_limits,
     plan_memory,
 )
-from mlc_llm.serve.memory_plan import KVSize, ModelSize
+from mlc_llm.serve.memory_plan import KVSize, ModelSize, StateSize
 
 GB = 2**30
 SMALL = ModelSize(
@@ -233,10 +233,13 @@ def test_too_little_memory_says_what_takes_it() -> None:
 
 
 def test_states_are_counted_and_rolled_back_where_they_are_kept() -> None:
-    with_states = replace(SMALL, state_bytes=1000)
+    with_states = replace(SMALL, states=StateSize(1000, 0, 1))
     config = EngineConfig(max_num_sequence=8, speculative_mode="disable")
     plain, more = (complete_config(config, size, 8 * GB)[1] for size in (SMALL, with_states))
     assert more.total(0) - plain.total(0) == (4 * 8 + 2) * 1000
+    in_chunks = replace(SMALL, states=StateSize(1000, 5000, 16))
+    chunks = complete_config(config, in_chunks, 8 * GB)[1]
+    assert chunks.total(0) - plain.total(0) == (5 * 8 + 2) * 1000 + (4 * 8 + 2) * 5000
     drafting = replace(config, speculative_mode="prompt_lookup")
     plain, more = (complete_config(drafting, size, 8 * GB)[1] for size in (SMALL, with_states))
     assert more.total(0) - plain.total(0) == (4 * 8 + 2 + DRAFT_STATES) * 1000
@@ -259,7 +262,7 @@ def test_states_are_counted_and_rolled_back_where_they_are_kept() -> None:
         (SMALL, {"speculative_mode": "disable"}, "disable"),
         (SMALL, {"sliding_window_size": 128}, "disable"),
         (SMALL, {"tensor_parallel_shards": 2}, "disable"),
-        (replace(SMALL, state_bytes=1000), {}, "disable"),
+        (replace(SMALL, states=StateSize(1000, 0, 1)), {}, "disable"),
         (replace(SMALL, repeat_bytes=1000), {}, "disable"),  # a GPU
     ],
 )

@@ -123,7 +123,7 @@ class StepSize:
         groups = [self._group(g, one, count) for g, one in enumerate(placed.groups)]
         if states is not None:
             spare = self._step.spare_state
-            places = EMPTY, spare, EMPTY, spare, 0
+            places = EMPTY, spare.slot, EMPTY, spare.base, 0
             rows = range(count, self._size)
             states = states + array("i", [n for row in rows for n in (row, 1, *places)])
         return numbers._replace(

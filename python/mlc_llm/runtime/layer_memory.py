@@ -28,9 +28,13 @@ def allocate_pages(info: KVInfo, counts: Sequence[int], device: Device) -> tvm_f
     return tvm_ffi.convert([tensor for _, tensor in sorted(tensors.items())])
 
 
-def allocate_states(infos: Sequence[StateInfo], rows: int, device: Device) -> tvm_ffi.Array:
-    """The zeroed tensors of the recurrent layers. rows: how many slots there are, and bases."""
-    return tvm_ffi.convert([device.zeros((rows, *one.shape), "float32") for one in infos])
+def allocate_states(
+    infos: Sequence[StateInfo], slots: int, bases: int, device: Device
+) -> tvm_ffi.Array:
+    """The zeroed tensors of the recurrent layers."""
+    rows = [bases if one.by_chunk else slots for one in infos]
+    shapes = [(n, *one.shape) for n, one in zip(rows, infos, strict=True)]
+    return tvm_ffi.convert([device.zeros(shape, "float32") for shape in shapes])
 
 
 def window_tensors(windows: Sequence[Window | None], device: Device) -> list[DeviceTensor]:

@@ -77,10 +77,17 @@ class AdapterLimits:
 NO_ADAPTERS = AdapterLimits(0, 0)
 
 
-def state_slots(sequences: int, draft_tokens: int = 0) -> int:
-    """Slots for the states of so many sequences: of each the last two and those it keeps; of each
-    draft token of a step; an empty slot, and one for a state in the middle of a step."""
+def state_bases(sequences: int, draft_tokens: int = 0) -> int:
+    """Bases of the states of so many sequences, each of which may have one of its own: of each
+    sequence the last two states and those it keeps; of each draft token of a step; an empty one,
+    and one for a state in the middle of a step."""
     return (2 + KEPT_STATES) * sequences + draft_tokens + 2
+
+
+def state_slots(sequences: int, draft_tokens: int = 0, chunk: int = 1) -> int:
+    """Slots for the same. With chunks, a slot that a sequence has left in the middle of a step is
+    free only behind it."""
+    return state_bases(sequences, draft_tokens) + (sequences if chunk > 1 else 0)
 
 
 def score_rows(vocab_size: int) -> int:

@@ -18,10 +18,18 @@ from mlc_llm.runtime.kv_cache import (
 )
 from mlc_llm.runtime.layer_memory import allocate_pages, allocate_states, window_tensors
 from mlc_llm.runtime.library import Library
-from mlc_llm.runtime.limits import NO_ADAPTERS, AdapterLimits, RunnerLimits, Window, state_slots
+from mlc_llm.runtime.limits import (
+    NO_ADAPTERS,
+    AdapterLimits,
+    RunnerLimits,
+    Window,
+    state_bases,
+    state_slots,
+)
 from mlc_llm.runtime.packed_file import Packed
 from mlc_llm.runtime.params import ordered_params, params_in, rotations
 from mlc_llm.runtime.rope import RopeTables
+from mlc_llm.runtime.state_table import StatePlace
 from mlc_llm.runtime.step_inputs import StepInputs, StepNumbers, step_tables
 
 if TYPE_CHECKING:
@@ -66,6 +74,12 @@ def limits_of(
     )
 
 
+def _behind_states(limits: RunnerLimits, chunk: int) -> StatePlace:
+    """Behind all slots and bases that sequences may have."""
+    held = limits.max_num_sequence, limits.draft_states
+    return StatePlace(state_slots(*held, chunk), state_bases(*held))
+
+
 MOST_APART = 8
 """Steps of at most so many tokens are staged apart by their number: steps of two or three sizes
 take turns while a sequence drafts, and each finds its tensors as it left them."""
@@ -90,8 +104,8 @@ class ModelStep:
 
     has_all_heads = True
     """The pages hold all keys and values."""
-    spare_state: int
-    """A slot, and a base, that no sequence has; they are there if steps repeat."""
+    spare_state: StatePlace
+    """One that no sequence has; it is there if steps repeat."""
 
     def __init__(
         self, library: Library, packed: Packed, limits: RunnerLimits, window: Window | None
@@ -119,9 +133,9 @@ class ModelStep:
         """Of each group of layers. Behind them is one that no sequence has, if steps repeat."""
         self.repeats = device.repeats() if self.has_all_heads else None
         spares, self.page_size = int(self.repeats is not None), info.kv.page_size
-        self.spare_state = state_slots(limits.max_num_sequence, limits.draft_states)
+        self.spare_state = last = _behind_states(limits, info.state_chunk)
         self.pages = allocate_pages(info.kv, [n + spares for n in self.page_counts], device)
-        self.states = allocate_states(info.states, self.spare_state + spares, device)
+        self.states = allocate_states(info.states, last.slot + spares, last.base + spares, device)
         slots = limits.adapters
         self.adapters = AdapterMemory(info.adapted, slots, device) if slots.slots else None
         factors = () if self.adapters is None else self.adapters.tensors

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from mlc_llm.runtime.limits import KEPT_STATES, state_slots
+from mlc_llm.runtime.limits import KEPT_STATES, state_bases, state_slots
 
 Numbers: TypeAlias = "array[int]"
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
@@ -48,6 +48,7 @@ class Pool:
     def __init__(self, size: int) -> None:
         self._counts = [0] * size
         self._free = list(range(size - 1, EMPTY, -1))
+        self._later: list[int] = []
 
     def take(self) -> int:
         """One that nobody uses."""
@@ -61,14 +62,20 @@ class Pool:
             self._counts[one] += 1
         return one
 
-    def drop(self, one: int) -> bool:
-        """It is used once less. Whether nobody uses it any more."""
+    def drop(self, one: int, *, later: bool = False) -> bool:
+        """It is used once less. Whether nobody uses it any more. later: then it is free behind the
+        next `settle`."""
         if one == EMPTY:
             return False
         self._counts[one] -= 1
         if self._counts[one] == 0:
-            self._free.append(one)
+            (self._later if later else self._free).append(one)
         return self._counts[one] == 0
+
+    def settle(self) -> None:
+        """All that nobody uses is free."""
+        self._free.extend(self._later)
+        self._later.clear()
 
     @property
     def used(self) -> Sequence[int]:
@@ -110,9 +117,9 @@ class StateTable:
     check their number."""
 
     def __init__(self, max_num_sequence: int, draft_tokens: int = 0, chunk: int = 1) -> None:
-        """draft_tokens: so many of a step at most. chunk: tokens behind which a base changes. There
-        are as many bases as slots: the states of all slots may be chunks apart."""
-        self._size, self._chunk = state_slots(max_num_sequence, draft_tokens), chunk
+        """draft_tokens: so many of a step at most. chunk: tokens behind which a base changes."""
+        self._num_bases = state_bases(max_num_sequence, draft_tokens)
+        self._num_slots, self._chunk = state_slots(max_num_sequence, draft_tokens, chunk), chunk
         self.reset()
 
     def lengths(self) -> dict[int, int]:
@@ -176,8 +183,8 @@ class StateTable:
 
     def reset(self) -> None:
         """Drops every sequence. Works whatever state an interrupted call has left."""
-        self._slots, self._bases = Pool(self._size), Pool(self._size)
-        self._base_of = [EMPTY] * self._size
+        self._slots, self._bases = Pool(self._num_slots), Pool(self._num_bases)
+        self._base_of = [EMPTY] * self._num_slots
         """Of each slot in use. A base is used by these slots."""
         self._drafting = set[int]()
         self._sequences: dict[int, SequenceState] = {}
@@ -213,6 +220,7 @@ class StateTable:
                 new = self._advance(one, count)
                 found.extend((first, count, old, new.slot, base, new.base, at))
                 first += count
+        self._slots.settle()
         return found
 
     def _start(self, seq_id: int, keep: Sequence[int]) -> None:
@@ -242,11 +250,15 @@ class StateTable:
 
     def _advance(self, one: SequenceState, count: int) -> StatePlace:
         """A place for the state behind `count` more tokens; the slot before is given back, if
-        nobody keeps it. The base is a new one if they fill a chunk."""
+        nobody keeps it. The base is a new one if they fill a chunk.
+
+        With chunks, kernels go through the rows twice: a slot that this step has written and read
+        is not written by a later row. A base is for one of the passes alone.
+        """
         fills = one.length % self._chunk + count >= self._chunk
         base = self._bases.take() if fills else self._bases.share(self._base_of[one.slot])
         new = self._taken(base)
-        self._drop(one.slot)
+        self._drop(one.slot, later=self._chunk > 1)
         one.slot, one.length = new.slot, one.length + count
         if one.length in one.wanted:
             one.kept[one.length] = self._slots.share(new.slot)
@@ -271,8 +283,8 @@ class StateTable:
         self._base_of[slot] = base
         return StatePlace(slot, base)
 
-    def _drop(self, slot: int) -> None:
-        if self._slots.drop(slot):
+    def _drop(self, slot: int, *, later: bool = False) -> None:
+        if self._slots.drop(slot, later=later):
             self._bases.drop(self._base_of[slot])
 
 

@@ -17,6 +17,7 @@ from mlc_llm.runtime.limits import (
     AdapterLimits,
     Window,
     score_rows,
+    state_bases,
     state_slots,
 )
 from mlc_llm.serve.config import EngineConfig
@@ -143,7 +144,7 @@ def plan_memory(
         runtime=size.runtime,
         repeated=size.repeated(min(asked.max_num_sequence, MOST_REPEATED)),
         windowed=_windowed(asked, size),
-        states=state_slots(asked.max_num_sequence, draft_states_of(asked)) * size.state_bytes,
+        states=_states(asked, size),
         adapters=size.adapter_bytes * limits.slots * limits.rank,
         tower=size.tower_bytes,
         draft=0 if draft is None else draft.total(0) - draft.runtime,
@@ -231,12 +232,19 @@ def _windowed(asked: EngineConfig, size: ModelSize) -> int:
     return total
 
 
+def _states(asked: EngineConfig, size: ModelSize) -> int:
+    """Bytes of the states of recurrent layers."""
+    assert asked.max_num_sequence
+    held, one = (asked.max_num_sequence, draft_states_of(asked)), size.states
+    return state_slots(*held, one.chunk) * one.slot + state_bases(*held) * one.base if one else 0
+
+
 def _with_drafter(config: EngineConfig, size: ModelSize) -> EngineConfig:
     """The config, with the drafter of the text so far where nobody else is asked for and it can
     draft. A device that repeats steps begins them early, which saves more."""
     if config.speculative_mode != "auto":
         return config
-    keeps_all = window_of(config) is None and not size.state_bytes and not size.is_encoder
+    keeps_all = window_of(config) is None and size.states is None and not size.is_encoder
     is_plain = not size.repeat_bytes and config.tensor_parallel_shards in (None, 1)
     drafts = keeps_all and is_plain
     return replace(config, speculative_mode="prompt_lookup" if drafts else "disable")
@@ -254,13 +262,13 @@ def _refuse_windows(config: EngineConfig) -> None:
 def _refuse_states(config: EngineConfig, size: ModelSize) -> None:
     """Layers that keep a state forget tokens only where the state is kept."""
     words = None
-    if size.draft is not None and size.draft.state_bytes:
+    if size.draft is not None and size.draft.states:
         words = "the draft model keeps states, which cannot be rolled back; use 'disable'"
-    elif size.state_bytes and config.speculative_mode == "eagle":
+    elif size.states and config.speculative_mode == "eagle":
         words = "this model keeps states, which its head does not know; use 'prompt_lookup'"
     if words is not None:
         raise InvalidField("speculative_mode", config.speculative_mode, words)
-    if window_of(config) is not None and size.state_bytes:
+    if window_of(config) is not None and size.states:
         words = "this model keeps states, which see every token; use -1"
         raise InvalidField("sliding_window_size", config.sliding_window_size, words)
 

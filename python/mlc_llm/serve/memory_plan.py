@@ -27,6 +27,16 @@ class KVSize:
 
 
 @record()
+class StateSize:
+    """Bytes of what recurrent layers keep (`runtime/state_table.py`)."""
+
+    slot: int
+    base: int
+    chunk: int
+    """Tokens behind which a sequence has another base."""
+
+
+@record()
 class ModelSize:
     """The numbers of a model that decide how much memory it takes."""
 
@@ -45,8 +55,8 @@ class ModelSize:
     sliding_window: int = -1
     """The window in the model's own config; -1: none."""
     attention_sinks: int = 0
-    state_bytes: int = 0
-    """Of a slot for the states of recurrent layers; 0: there are none."""
+    states: StateSize | None = None
+    """None: no layer keeps a state."""
     adapter_bytes: int = 0
     """Of a LoRA adapter of rank 1 that changes all matrices."""
     is_encoder: bool = False

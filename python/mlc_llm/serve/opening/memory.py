@@ -18,7 +18,7 @@ from mlc_llm.record import record
 from mlc_llm.runtime.image_runner import KEPT_BYTES
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import complete_config
-from mlc_llm.serve.memory_plan import KVSize, MemoryPlan, ModelSize
+from mlc_llm.serve.memory_plan import KVSize, MemoryPlan, ModelSize, StateSize
 from mlc_llm.serve.opening.bundle import ModelBundle, Vision
 from mlc_llm.serve.opening.shares import check_ranks, parts_of
 from mlc_llm.serve.opening.step_numbers import token_numbers
@@ -125,10 +125,14 @@ def _adapter_bytes(plan: WeightPlan, backend: Backend) -> int:
     )
 
 
-def _state_bytes(spec: ModelSpec, backend: Backend) -> int:
-    """Of a slot and a base."""
-    parts = (part for _, keeper in spec.keepers for part in backend.kept(keeper))
-    return sum(4 * math.prod(part.shape) for part in parts)
+def _state_size(spec: ModelSpec, backend: Backend) -> StateSize | None:
+    """None if no layer keeps a state."""
+    sizes = {False: 0, True: 0}
+    for _, keeper in spec.keepers:
+        for part in backend.kept(keeper):
+            sizes[part.by_chunk] += 4 * math.prod(part.shape)
+    chunk = backend.state_chunk(spec)
+    return StateSize(sizes[False], sizes[True], chunk) if spec.keepers else None
 
 
 def model_size(
@@ -167,7 +171,7 @@ def model_size(
         shards=1 if is_apart else shards,
         repeat_bytes=backend.repeat_bytes if shards == 1 and spec.encoder is None else 0,
         ropes=len(spec.ropes),
-        state_bytes=_state_bytes(spec, backend),
+        states=_state_size(spec, backend),
         adapter_bytes=_adapter_bytes(plan, backend),
         sliding_window=bundle.sliding_window,
         attention_sinks=bundle.attention_sinks,
