@@ -26,7 +26,6 @@ from mlc_llm.backends.cpu.target import missing_features, target_for
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.kernels.cpu import activation, quant_blocks
 from mlc_llm.kernels.cpu.bf16 import TILE_ROWS
-from mlc_llm.kernels.cpu.state_blocks import Blocks
 from mlc_llm.kernels.row_kinds import KINDS
 from mlc_llm.quantization.block_format import Grouped
 
@@ -292,11 +291,3 @@ def rounded_rows(y: Array, m: int, k: int) -> Array:
     words = words.reshape(tiles, k // 32, TILE_ROWS, 16).transpose(0, 2, 1, 3)
     pairs = np.stack([words << 16, words & 0xFFFF0000], axis=3).view(np.float32)
     return pairs.reshape(-1, k)[:m].astype(np.float64)
-
-
-def in_blocks(states: Array, isa: Isa) -> Array:
-    """States [slots, heads, head_dim, size] as `state_blocks.py` keeps them in memory."""
-    slots, heads, head_dim, size = states.shape
-    blocks = Blocks(head_dim, size, isa.lanes)
-    cut = states.reshape(slots, heads, blocks.count, blocks.wide, size)
-    return np.ascontiguousarray(cut.swapaxes(3, 4)).reshape(states.shape)

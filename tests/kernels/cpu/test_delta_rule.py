@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
-from kernel_tools import Array, build, each_isa, in_blocks
+from chunk_tools import STEPS, Sequences, States
+from kernel_tools import Array, build, each_isa
 from state_rows import state_rows
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.delta_rule import SMALLEST, DeltaShape, delta_scan, normed_gate
+from mlc_llm.kernels.cpu.delta_rule import (
+    READS,
+    SMALLEST,
+    DeltaShape,
+    delta_keys,
+    delta_scan,
+    normed_gate,
+)
 from mlc_llm.kernels.cpu.silu_conv import conv_silu
+from mlc_llm.library.state_format import CHUNK
 
-KEY_HEADS, KEY_DIM, HEADS, DIM, SLOTS = 2, 16, 4, 64, 7
+KEY_HEADS, KEY_DIM, HEADS, DIM = 2, 16, 4, 64
 KEYS, INNER = KEY_HEADS * KEY_DIM, HEADS * DIM
 CHANNELS, COLUMNS = 2 * KEYS + INNER, INNER + 16
-ROWS = {
-    "decode": [(0, 1, 2, 3), (1, 1, 0, 6)],
-    "prompts": [(0, 9, 2, 3), (9, 2, 3, 5), (11, 1, 0, 1), (12, 5, 4, 6)],
-}
-"""First token, number of tokens, slot to read, slot to write; one row reads what another wrote."""
 
 
 def shape(in_turn: bool, isa: Isa) -> DeltaShape:
@@ -32,9 +38,9 @@ def silu(x: Array) -> Array:
     return np.asarray(x / (1 + np.exp(-x)))
 
 
-def arguments(m: int) -> tuple[Array, ...]:
+def arguments(m: int, seed: int) -> tuple[Array, ...]:
     """mixed, the tensor of a and b, the bias of a, decay"""
-    rng = np.random.default_rng(m)
+    rng = np.random.default_rng(seed)
     mixed, numbers = rng.standard_normal((m, CHANNELS)), 4 * rng.standard_normal((m, COLUMNS))
     bias, decay = rng.standard_normal(HEADS), -np.exp(rng.standard_normal(HEADS))
     return tuple(one.astype(np.float32) for one in (mixed, numbers, bias, decay))
@@ -44,54 +50,80 @@ def unit(x: Array) -> Array:
     return np.asarray(x / np.sqrt((x**2).sum(axis=-1, keepdims=True) + SMALLEST))
 
 
-@pytest.mark.one_of(3)
-@pytest.mark.parametrize("in_turn", [False, True])
-@pytest.mark.parametrize("name", ROWS)
-@each_isa()
-def test_scan(isa: Isa, name: str, in_turn: bool) -> None:
-    rows = ROWS[name]
-    m = sum(count for _, count, _, _ in rows)
-    mixed, numbers, bias, decay = arguments(m)
-    state = np.random.default_rng(1).standard_normal((SLOTS, HEADS, DIM, KEY_DIM))
-    expected, state = state.copy(), in_blocks(state.astype(np.float32), isa)
-    out = np.full((m, INNER), np.nan, np.float32)
-    call = build(isa, delta_scan, shape(in_turn, isa))
-    call(mixed, numbers, numbers, bias, decay, state_rows(rows), state, out)
-    exact = mixed.astype(np.float64)
-    q, k, v = np.split(exact, [KEYS, 2 * KEYS], axis=1)
+class Kernels:
+    """Both kernels of the states."""
+
+    def __init__(self, isa: Isa, in_turn: bool = False) -> None:
+        self._keys = build(isa, delta_keys, shape(in_turn, isa))
+        self._scan = build(isa, delta_scan, shape(in_turn, isa))
+        self.states = States.new(KEY_HEADS, HEADS, DIM, KEY_DIM)
+
+    def run(self, rows: Sequence[Sequence[int]], given: tuple[Array, ...]) -> Array:
+        table, (mixed, numbers, *vectors), states = np.array(rows, np.int32), given, self.states
+        out = np.full((len(mixed), INNER), np.nan, np.float32)
+        units = np.full((len(mixed), KEY_HEADS, READS, KEY_DIM), np.nan, np.float32)
+        dots = np.full((len(mixed), KEY_HEADS, READS, CHUNK), np.nan, np.float32)
+        self._keys(mixed, table, states.keys, units, dots)
+        kept = states.keys, units, dots, states.changes, states.numbers, states.bases
+        self._scan(mixed, numbers, numbers, *vectors, table, *kept, out)
+        return out
+
+
+def expected_of(
+    h: Array, given: tuple[Array, ...], first: int, count: int, in_turn: bool
+) -> tuple[Array, Array]:
+    """What some tokens give behind a state, and the state behind them."""
+    mixed, numbers, bias, decay = (one.astype(np.float64) for one in given)
+    q, k, v = np.split(mixed, [KEYS, 2 * KEYS], axis=1)
     of_head = np.arange(HEADS) % KEY_HEADS if in_turn else np.arange(HEADS) // (HEADS // KEY_HEADS)
-    q, k = (unit(one.reshape(m, KEY_HEADS, KEY_DIM))[:, of_head] for one in (q, k))
-    a, b = numbers[:, 8 : 8 + HEADS].astype(np.float64), numbers[:, 8 + HEADS : 8 + 2 * HEADS]
-    kept, beta = np.exp(decay * np.logaddexp(0, a + bias)), 1 / (1 + np.exp(-b.astype(np.float64)))
-    for first, count, old, new in rows:
-        h = expected[old].copy()
-        for t in range(first, first + count):
-            h *= kept[t][:, None, None]
-            change = beta[t][:, None] * (
-                v[t].reshape(HEADS, DIM) - np.einsum("hpi,hi->hp", h, k[t])
-            )
-            h += change[:, :, None] * k[t][:, None, :]
-            o = np.einsum("hpi,hi->hp", h, q[t]) / KEY_DIM**0.5
-            assert np.abs(out[t] - o.reshape(-1)).max() <= 1e-5
-        expected[new] = h
-    assert np.abs(state - in_blocks(expected, isa)).max() <= 1e-5
+    q, k = (unit(one.reshape(-1, KEY_HEADS, KEY_DIM))[:, of_head] for one in (q, k))
+    a, b = numbers[:, 8 : 8 + HEADS], numbers[:, 8 + HEADS : 8 + 2 * HEADS]
+    kept, beta = np.exp(decay * np.logaddexp(0, a + bias)), 1 / (1 + np.exp(-b))
+    found = []
+    for t in range(first, first + count):
+        h = h * kept[t][:, None, None]
+        change = beta[t][:, None] * (v[t].reshape(HEADS, DIM) - np.einsum("hpi,hi->hp", h, k[t]))
+        h = h + change[:, :, None] * k[t][:, None, :]
+        found.append((np.einsum("hpi,hi->hp", h, q[t]) / KEY_DIM**0.5).reshape(-1))
+    return np.array(found), h
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+@each_isa()
+def test_scan(isa: Isa, in_turn: bool) -> None:
+    kernels, sequences = Kernels(isa, in_turn), Sequences()
+    known = {"": np.zeros((HEADS, DIM, KEY_DIM))}
+    for seed, step in enumerate(STEPS):
+        given = arguments(sum(count for _, count in step), seed)
+        rows, before = sequences.rows(step), kernels.states.copies()
+        out = kernels.run([row for _, row in rows], given)
+        kernels.states.assert_only_written(before, [row for _, row in rows])
+        for (name, (first, count, *_)), (written, _) in zip(rows, step, strict=True):
+            parent = written.partition("<")[2]
+            h = known.get(parent or name, known[""])
+            expected, known[name] = expected_of(h, given, first, count, in_turn)
+            assert np.abs(out[first : first + count] - expected).max() <= 1e-5
+            place = sequences.places[name]
+            if place.length % CHUNK == 0:
+                error = np.abs(kernels.states.base(place.base, isa) - known[name]).max()
+                assert error <= 1e-5
 
 
 @each_isa()
 def test_a_row_in_pieces_gives_the_same_bits(isa: Isa) -> None:
-    call = build(isa, delta_scan, shape(False, isa))
-    mixed, numbers, bias, decay = arguments(12)
-    state = np.zeros((6, HEADS, DIM, KEY_DIM), np.float32)
-    whole, first = np.zeros((12, INNER), np.float32), 0
-    row = state_rows([(0, 12, 0, 5)])
-    call(mixed, numbers, numbers, bias, decay, row, state, whole)
-    for slot, count in enumerate((1, 2, 8, 1)):
-        part, of = np.zeros((count, INNER), np.float32), slice(first, first + count)
-        row = state_rows([(0, count, slot, slot + 1)])
-        call(mixed[of], numbers[of], numbers[of], bias, decay, row, state, part)
-        assert part.tobytes() == whole[of].tobytes()
+    given, pieces = arguments(50, 0), (1, 2, 8, 1, 1, 7, 16, 14)
+    whole = Kernels(isa)
+    row = Sequences().rows([("a", 50)])
+    expected = whole.run([one for _, one in row], given)
+    parts, sequences, first = Kernels(isa), Sequences(), 0
+    for count in pieces:
+        of = slice(first, first + count)
+        ((_, row_of_part),) = sequences.rows([("a", count)])
+        found = parts.run([row_of_part], (given[0][of], given[1][of], *given[2:]))
+        assert found.tobytes() == expected[of].tobytes()
         first += count
-    assert state[4].tobytes() == state[5].tobytes()
+    base = sequences.places["a"].base
+    assert parts.states.bases[base].tobytes() == whole.states.bases[1].tobytes()
 
 
 @each_isa()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
-from kernel_tools import Array, build, each_isa, in_blocks
+from chunk_tools import STEPS, Sequences, States
+from kernel_tools import Array, build, each_isa
 from state_rows import state_rows
 
 from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.chunks import FORGOTTEN
 from mlc_llm.kernels.cpu.silu_conv import conv_silu
-from mlc_llm.kernels.cpu.state_space import gated_norm, scan
+from mlc_llm.kernels.cpu.state_space import SpaceShape, gated_norm, scan, space_keys
+from mlc_llm.library.state_format import CHUNK
 
 HEADS, DIM, SIZE, GROUPS, SLOTS = 4, 16, 16, 2, 7
 INNER = HEADS * DIM
@@ -48,8 +53,8 @@ def test_convolution(isa: Isa, name: str) -> None:
     assert np.abs(state - expected).max() <= 1e-6
 
 
-def arguments(m: int) -> tuple[Array, ...]:
-    rng = np.random.default_rng(m)
+def arguments(m: int, seed: int) -> tuple[Array, ...]:
+    rng = np.random.default_rng(seed)
     mixed, projected = rng.standard_normal((m, CHANNELS)), rng.standard_normal((m, COLUMNS))
     projected *= 6  # so that dt is tiny, or as large as its input
     bias, d = rng.standard_normal(HEADS), rng.standard_normal((HEADS, 1))
@@ -57,47 +62,77 @@ def arguments(m: int) -> tuple[Array, ...]:
     return tuple(one.astype(np.float32) for one in (mixed, projected, bias, a, d))
 
 
-@pytest.mark.parametrize("name", ROWS)
+class Kernels:
+    """Both kernels of the states."""
+
+    def __init__(self, isa: Isa) -> None:
+        shape = SpaceShape(HEADS, DIM, SIZE, GROUPS, isa.lanes)
+        self._keys = build(isa, space_keys, shape)
+        self._scan = build(isa, scan, shape, COLUMNS, INNER + CHANNELS)
+        self.states = States.new(GROUPS, HEADS, DIM, SIZE)
+
+    def run(self, rows: Sequence[Sequence[int]], given: tuple[Array, ...]) -> Array:
+        table, (mixed, *_), states = np.array(rows, np.int32), given, self.states
+        out = np.full((len(mixed), INNER), np.nan, np.float32)
+        dots = np.full((len(mixed), GROUPS, 1, CHUNK), np.nan, np.float32)
+        self._keys(mixed, table, states.keys, dots)
+        kept = states.keys, dots, states.changes, states.numbers, states.bases
+        self._scan(*given, table, *kept, out)
+        return out
+
+
+def expected_of(h: Array, given: tuple[Array, ...], first: int, count: int) -> tuple[Array, Array]:
+    """What some tokens give behind a state, and the state behind them."""
+    mixed, projected, bias, a, d = (one.astype(np.float64) for one in given)
+    dt = np.logaddexp(0, projected[:, INNER + CHANNELS :][:, :HEADS] + bias)
+    x, b, c = np.split(mixed, [INNER, INNER + GROUPS * SIZE], axis=1)
+    x = x.reshape(-1, HEADS, DIM)
+    b, c = (np.repeat(one.reshape(-1, GROUPS, SIZE), HEADS // GROUPS, axis=1) for one in (b, c))
+    found = []
+    for t in range(first, first + count):
+        h = h * np.exp(dt[t] * a[:, 0])[:, None, None]
+        h = h + np.einsum("h,hp,hn->hpn", dt[t], x[t], b[t])
+        found.append((np.einsum("hpn,hn->hp", h, c[t]) + d * x[t]).reshape(-1))
+    return np.array(found), h
+
+
 @each_isa()
-def test_scan(isa: Isa, name: str) -> None:
-    rows = ROWS[name]
-    m = sum(count for _, count, _, _ in rows)
-    mixed, projected, bias, a, d = given = arguments(m)
-    state = np.random.default_rng(1).standard_normal((SLOTS, HEADS, DIM, SIZE)).astype(np.float32)
-    expected, state = state.astype(np.float64), in_blocks(state, isa)
-    out = np.full((m, INNER), np.nan, np.float32)
-    start = INNER + CHANNELS
-    call = build(isa, scan, HEADS, DIM, SIZE, GROUPS, COLUMNS, start, isa.lanes)
-    call(*given, state_rows(rows), state, out)
-    dt = np.logaddexp(0, projected[:, start : start + HEADS].astype(np.float64) + bias)
-    x, b, c = np.split(mixed.astype(np.float64), [INNER, INNER + GROUPS * SIZE], axis=1)
-    x = x.reshape(m, HEADS, DIM)
-    b, c = (np.repeat(one.reshape(m, GROUPS, SIZE), HEADS // GROUPS, axis=1) for one in (b, c))
-    for first, count, old, new in rows:
-        h = expected[old].copy()
-        for t in range(first, first + count):
-            h = h * np.exp(dt[t] * a[:, 0])[:, None, None]
-            h += np.einsum("h,hp,hn->hpn", dt[t], x[t], b[t])
-            v = np.einsum("hpn,hn->hp", h, c[t]) + d * x[t]
-            assert np.abs(out[t] - v.reshape(-1)).max() <= 1e-5 * max(1, np.abs(v).max())
-        expected[new] = h
-    assert np.abs(state - in_blocks(expected, isa)).max() <= 1e-5 * np.abs(expected).max()
+def test_scan(isa: Isa) -> None:
+    kernels, sequences, known = Kernels(isa), Sequences(), {"": np.zeros((HEADS, DIM, SIZE))}
+    for seed, step in enumerate(STEPS):
+        given = arguments(sum(count for _, count in step), seed)
+        rows, before = sequences.rows(step), kernels.states.copies()
+        out = kernels.run([row for _, row in rows], given)
+        kernels.states.assert_only_written(before, [row for _, row in rows])
+        weights = kernels.states.numbers[..., : CHUNK + 1]
+        assert not ((weights > 0) & (weights < FORGOTTEN)).any(), "slow numbers"
+        for (name, (first, count, *_)), (written, _) in zip(rows, step, strict=True):
+            parent = written.partition("<")[2]
+            h = known.get(parent or name, known[""])
+            expected, known[name] = expected_of(h, given, first, count)
+            error = np.abs(out[first : first + count] - expected).max()
+            assert error <= 1e-5 * max(1, np.abs(expected).max())
+            place = sequences.places[name]
+            if place.length % CHUNK == 0:
+                error = np.abs(kernels.states.base(place.base, isa) - known[name]).max()
+                assert error <= 1e-5 * np.abs(known[name]).max()
 
 
 @each_isa()
 def test_a_row_in_pieces_gives_the_same_bits(isa: Isa) -> None:
-    call = build(isa, scan, HEADS, DIM, SIZE, GROUPS, COLUMNS, INNER + CHANNELS, isa.lanes)
-    mixed, projected, *rest = arguments(12)
-    state = np.zeros((6, HEADS, DIM, SIZE), np.float32)
-    whole, slot, first = np.zeros((12, INNER), np.float32), 0, 0
-    call(mixed, projected, *rest, state_rows([(0, 12, 0, 5)]), state, whole)
-    for slot, count in enumerate((1, 2, 8, 1)):
-        part, of = np.zeros((count, INNER), np.float32), slice(first, first + count)
-        row = state_rows([(0, count, slot, slot + 1)])
-        call(mixed[of], projected[of], *rest, row, state, part)
-        assert part.tobytes() == whole[of].tobytes()
+    given, pieces = arguments(50, 0), (1, 2, 8, 1, 1, 7, 16, 14)
+    whole = Kernels(isa)
+    row = Sequences().rows([("a", 50)])
+    expected = whole.run([one for _, one in row], given)
+    parts, sequences, first = Kernels(isa), Sequences(), 0
+    for count in pieces:
+        of = slice(first, first + count)
+        ((_, row_of_part),) = sequences.rows([("a", count)])
+        found = parts.run([row_of_part], (given[0][of], given[1][of], *given[2:]))
+        assert found.tobytes() == expected[of].tobytes()
         first += count
-    assert state[4].tobytes() == state[5].tobytes()
+    base = sequences.places["a"].base
+    assert parts.states.bases[base].tobytes() == whole.states.bases[1].tobytes()
 
 
 @each_isa()

@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from mlc_llm.backends.cpu.chunked_states import ChunkedStates
 from mlc_llm.backends.cpu.formats import PAGE, format_of_kind
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import processor, target_for
-from mlc_llm.backends.kept_states import KeptStates
 from mlc_llm.backends.ranks.futex import why_not_here
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.page_format import KVCacheDtype
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @record()
-class CpuBackend(KeptStates):
+class CpuBackend(ChunkedStates):
     """See `backends.base.Backend`.
 
     Modules are imported when they are needed: a model that is found in the cache needs no compiler,

@@ -16,6 +16,7 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlc_llm.backends.all_reduce import reduced
 from mlc_llm.backends.cpu.adapters import Adapted
 from mlc_llm.backends.cpu.attention_ops import AttentionOps
+from mlc_llm.backends.cpu.chunked_states import ChunkedStates
 from mlc_llm.backends.cpu.delta import gated_delta
 from mlc_llm.backends.cpu.experts import ExpertCalls, ExpertStack
 from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, padded_rows, tensor_shape
@@ -34,7 +35,6 @@ from mlc_llm.backends.cpu.recurrent import convolved_thirds, mamba2
 from mlc_llm.backends.cpu.rwkv import rwkv7, shifted_tokens
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.backends.cpu.vectors import keep_vectors, kept_vectors
-from mlc_llm.backends.kept_states import KeptStates
 from mlc_llm.backends.operands import (
     AdapterInputs,
     ExpertMatrices,
@@ -85,7 +85,7 @@ class PackedMatrix(nn.Module):  # type: ignore[misc]
         self.is_exact = len(exact) == rows
 
 
-class CpuOps(AttentionOps, PlainRows, KeptStates):
+class CpuOps(AttentionOps, PlainRows, ChunkedStates):
     """See `backends.ops.Ops`."""
 
     def __init__(self, isa: Isa) -> None:

@@ -16,6 +16,11 @@ def float_tensor(*shape: Index) -> Tensor:
     return Tensor.placeholder(list(shape), "float32")
 
 
+def like(tensor: Tensor) -> Tensor:
+    """The same, for a tensor that the operator changes in place."""
+    return float_tensor(*tensor.shape)
+
+
 class Scratch:
     """The tensors that the first layer makes; later layers write into the same ones.
 

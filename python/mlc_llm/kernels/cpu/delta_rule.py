@@ -1,19 +1,17 @@
 """A gated delta rule over ragged rows, with a state for each sequence (`models/recurrent.py`).
 
-`delta_scan`, in parallel for each head of values, for each row:
-    h = old state, read by the first token
-    for each token t:                   prompts and decoding alike, so a token's bits are the same
-        q, k of the head of keys, each divided by sqrt(sum of squares + 1e-6)
+`delta_keys`, of each token: q, k of each head of keys, divided by sqrt(sum of squares + 1e-6)
+
+`delta_scan`, in parallel for each head, for each row:
+    h = old state
+    for each token t:
         d = exp(decay * softplus(a + bias))
         h = d * h + sigmoid(b) * (v - d * (h k)) k^T;  out[t] = h q
     new state = h
 
-The rows of h do not see each other: a block of them (`state_blocks.py`) goes through TOKENS tokens
-before the next one does, so that it stays in the nearest cache.
+`chunks.py` says how: prompts and decoding alike, so a token's bits are the same.
 
 `normed_gate`, in parallel for each row: o = norm(o) * silu(z), each head normalised alone
-
-Rows come in order: one may read the slot that an earlier one has written.
 """
 
 from __future__ import annotations
@@ -25,19 +23,21 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.cpu.activation import each_row
+from mlc_llm.kernels.cpu.chunk_keys import KeyHeads, each_key_head
+from mlc_llm.kernels.cpu.chunks import Blocks, Chunks, each_head, state_times
 from mlc_llm.kernels.cpu.input_kinds import silu
 from mlc_llm.kernels.cpu.silu_conv import L
-from mlc_llm.kernels.cpu.state_blocks import Blocks, advance, multiply
-from mlc_llm.kernels.cpu.state_space import LARGE, softplus
+from mlc_llm.kernels.cpu.state_space import softplus
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, halved_sum, lanes_at, reduce_sum, splat
-from mlc_llm.kernels.types import Buffer
-from mlc_llm.library.state_format import STATE_ROW
+from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.library.state_format import CHUNK, NUMBERS, STATE_ROW
 from mlc_llm.record import record
 
 SMALLEST = 1e-6
 """Added to the sum of squares of a head."""
-TOKENS = 32
-"""Of a sequence, that are computed together."""
+K, Q = range(2)
+"""Vectors of a token that the state is multiplied with."""
+READS = 2
 
 
 @record()
@@ -66,170 +66,201 @@ class DeltaShape:
         return gcd(self.key_dim, 16)
 
     @property
+    def width(self) -> int:
+        """Columns of `mixed`."""
+        return 2 * self.keys + self.heads * self.head_dim
+
+    @property
     def blocks(self) -> Blocks:
-        """How a head's state lies."""
+        """How a head's base lies."""
         return Blocks(self.head_dim, self.key_dim, self.machine)
+
+    def key_head(self, h: Index) -> Index:
+        """Of a head of values."""
+        return h % self.key_heads if self.in_turn else h // (self.heads // self.key_heads)
 
 
 @record(eq=False)
-class Scan:
-    """The arguments of `delta_scan`."""
+class _Keys:
+    """As `KeyHeads.step`."""
 
+    shape: DeltaShape
+    mixed: Buffer
+    units: Buffer
+    """[m, key heads, READS, key_dim]."""
+
+    @T.inline
+    def find(self, t, k):
+        """Both vectors, as units; q is divided by sqrt(key_dim) too."""
+        shape = T.meta_var(self.shape)
+        self.unit(t, k, K, shape.keys, 1.0)
+        self.unit(t, k, Q, 0, shape.key_dim**-0.5)
+
+    @T.inline
+    def unit(self, t, k, which, start, scale):
+        """A vector divided by its length, times a factor. start: of all heads, in `mixed`."""
+        lanes = T.meta_var(self.shape.lanes)
+        lane = T.meta_var(lanes_at(0, lanes))
+        total = T.alloc_buffer((lanes,), "float32")
+        length = T.alloc_buffer((1,), "float32")
+        total[lane] = fsplat(0.0, lanes)
+        for v in T.unroll(self.shape.key_dim // lanes):
+            at = T.meta_var(lanes_at(start + k * self.shape.key_dim + v * lanes, lanes))
+            total[lane] = total[lane] + self.mixed[t, at] * self.mixed[t, at]
+        length[0] = T.float32(scale) / T.sqrt(halved_sum(total[lane], lanes) + T.float32(SMALLEST))
+        for v in T.unroll(self.shape.key_dim // lanes):
+            at = T.meta_var(lanes_at(start + k * self.shape.key_dim + v * lanes, lanes))
+            self.units[t, k, which, lanes_at(v * lanes, lanes)] = self.mixed[t, at] * splat(
+                length[0], lanes
+            )
+
+    def key(self, t: Expr, k: Expr, i: Index, lanes: int) -> Expr:
+        """k."""
+        return self.units[t, k, K, lanes_at(i, lanes)]
+
+    def x(self, t: Expr, k: Expr, which: Index, i: Index, lanes: int) -> Expr:
+        """k or q."""
+        return self.units[t, k, which, lanes_at(i, lanes)]
+
+
+@cache
+def delta_keys(shape: DeltaShape) -> PrimFunc:
+    """Kernel arguments; key_dim is a multiple of 8:
+
+    mixed  float32 [m, 2 * keys + heads * head_dim]: q, k and v
+    rows   int32 [r, STATE_ROW] (`library/signatures.py`)
+    keys   float32 [slots, key_heads, CHUNK, key_dim], changed in place
+    units  float32 [m, key_heads, READS, key_dim]: k and q
+    dots   float32 [m, key_heads, READS, CHUNK]: k of the tokens of the chunk times k and q
+    """
+    key_heads, key_dim = shape.key_heads, shape.key_dim
+
+    @T.prim_func(private=True, s_tir=True)
+    def keep_keys(mixed: T.handle, rows: T.handle, keys: T.handle, units: T.handle, dots: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        r = T.int32()
+        n = T.int32()
+        X = T.match_buffer(mixed, (m, shape.width), "float32")
+        R = T.match_buffer(rows, (r, STATE_ROW), "int32")
+        KEYS = T.match_buffer(keys, (n, key_heads, CHUNK, key_dim), "float32")
+        U = T.match_buffer(units, (m, key_heads, READS, key_dim), "float32")
+        G = T.match_buffer(dots, (m, key_heads, READS, CHUNK), "float32")
+        with T.sblock("root"):
+            heads = T.meta_var(KeyHeads(R, KEYS, G, _Keys(shape, X, U)))
+            each_key_head(heads, m, r)
+
+    return keep_keys
+
+
+@record(eq=False)
+class _Step:
+    """What a token does with the state of a head (`Chunks.step`)."""
+
+    shape: DeltaShape
     mixed: Buffer
     a: Buffer
     b: Buffer
     bias: Buffer
     decay: Buffer
-    rows: Buffer
-    state: Buffer
+    units: Buffer
     out: Buffer
 
+    def key_head(self, h: Index) -> Index:
+        """Of a head of values."""
+        return self.shape.key_head(h)
 
-@record(eq=False)
-class Memory:
-    """What a task keeps of some tokens, and of the rows that it computes."""
-
-    units: Buffer
-    """[TOKENS, 2, key_dim]: q and k."""
-    numbers: Buffer
-    """[TOKENS, 2]: two factors of a step."""
-    total: Buffer
-    length: Buffer
-    sums: Buffer
-    change: Buffer
-
-
-@T.inline
-def _unit(shape, s, t, start, which, scale, memory, j):
-    """units[j, which] = q or k of a token, divided by its length, times a factor."""
-    lanes = T.meta_var(shape.lanes)
-    lane = T.meta_var(lanes_at(0, lanes))
-    memory.total[lane] = fsplat(0.0, lanes)
-    for v in T.unroll(shape.key_dim // lanes):
-        at = T.meta_var(lanes_at(start + v * lanes, lanes))
-        memory.total[lane] = memory.total[lane] + s.mixed[t, at] * s.mixed[t, at]
-    memory.length[0] = T.float32(scale) / T.sqrt(
-        halved_sum(memory.total[lane], lanes) + T.float32(SMALLEST)
-    )
-    for v in T.unroll(shape.key_dim // lanes):
-        at = T.meta_var(lanes_at(start + v * lanes, lanes))
-        memory.units[j, which, lanes_at(v * lanes, lanes)] = s.mixed[t, at] * splat(
-            memory.length[0], lanes
+    @T.inline
+    def prepare(self, t, h, at, memory):
+        """The decay is exp(decay * softplus(a + bias)), and the step's size sigmoid(b)."""
+        number = T.alloc_buffer((3,), "float32")
+        number[0] = self.a[t, self.shape.a[1] + h] + self.bias[h]
+        softplus(number)
+        memory.decay[0] = T.exp(number[0] * self.decay[h])
+        memory.steps[at] = T.float32(1) / (
+            T.float32(1) + T.exp(T.float32(0) - self.b[t, self.shape.b[1] + h])
         )
 
+    def x(self, t: Expr, h: Expr, which: Index, i: Index) -> Expr:
+        """k or q."""
+        return self.units[t, self.shape.key_head(h), which, i]
 
-@T.inline
-def _step_sizes(shape, s, t, h, number, memory, j):
-    """numbers[j]: exp(decay * softplus(a + bias)), then sigmoid(b)."""
-    number[0] = s.a[t, shape.a[1] + h] + s.bias[h]
-    softplus(number)
-    memory.numbers[j, 0] = T.exp(number[0] * s.decay[h])
-    memory.numbers[j, 1] = T.float32(1) / (
-        T.float32(1) + T.exp(T.float32(0) - s.b[t, shape.b[1] + h])
-    )
+    def key(self, t: Expr, h: Expr, i: Index, lanes: int) -> Expr:
+        """k."""
+        return self.units[t, self.shape.key_head(h), K, lanes_at(i, lanes)]
 
-
-@T.inline
-def _advance(shape, s, old, slot, t, h, p, memory, j):
-    """Block p of a head's state behind one token more, and what its rows give."""
-    blocks = T.meta_var(shape.blocks)
-    lane = T.meta_var(lanes_at(0, blocks.lanes))
-    rows = T.meta_var(h * shape.head_dim + p * blocks.wide)
-    k = T.meta_var(lambda i: memory.units[j, 1, i])
-    q = T.meta_var(lambda i: memory.units[j, 0, i])
-    multiply(blocks, s.state, (old, h, p), k, memory.sums)
-    for u in T.unroll(blocks.vectors):
-        memory.change[u, lane] = splat(memory.numbers[j, 1], blocks.lanes) * (
-            s.mixed[t, lanes_at(2 * shape.keys + rows + u * blocks.lanes, blocks.lanes)]
-            - splat(memory.numbers[j, 0], blocks.lanes) * blocks.whole(memory.sums, u)
-        )
-    advance(
-        *(blocks, s.state, (old, h, p), slot, memory.numbers[j, 0], memory.change, k, q),
-        memory.sums,
-    )
-    for u in T.unroll(blocks.vectors):
-        s.out[t, lanes_at(rows + u * blocks.lanes, blocks.lanes)] = blocks.whole(memory.sums, u)
-
-
-@T.inline
-def _tokens(shape, s, row, c, count, h, number, memory):
-    """A head's state behind up to TOKENS tokens more of a row. The first token reads the slot of
-    the state before the row."""
-    k = T.meta_var(h % shape.key_heads if shape.in_turn else h // (shape.heads // shape.key_heads))
-    first = T.meta_var(s.rows[row, 0] + c * TOKENS)
-    for j in T.serial(count):
-        scale = T.meta_var(shape.key_dim**-0.5)
-        _unit(shape, s, first + j, k * shape.key_dim, 0, scale, memory, j)
-        _unit(shape, s, first + j, shape.keys + k * shape.key_dim, 1, 1.0, memory, j)
-        _step_sizes(shape, s, first + j, h, number, memory, j)
-    for p in T.serial(shape.blocks.count):
-        for j in T.serial(count):
-            old = T.meta_var(s.rows[row, T.if_then_else(c + j == 0, 2, 3)])
-            _advance(shape, s, old, s.rows[row, 3], first + j, h, p, memory, j)
-
-
-@T.inline
-def _head(shape, s, h, r):
-    """A head of all rows, each of which has tokens."""
-    number = T.alloc_buffer((3,), "float32")
-    units = T.alloc_buffer((TOKENS, 2, shape.key_dim), "float32")
-    numbers = T.alloc_buffer((TOKENS, 2), "float32")
-    total = T.alloc_buffer((shape.lanes,), "float32")
-    length = T.alloc_buffer((1,), "float32")
-    sums = T.meta_var(shape.blocks.new_sums())
-    change = T.meta_var(shape.blocks.new_vectors())
-    for row in T.serial(r):
-        for c in T.serial((s.rows[row, 1] + TOKENS - 1) // TOKENS):
-            _tokens(
-                *(shape, s, row, c, T.min(s.rows[row, 1] - c * TOKENS, TOKENS), h, number),
-                Memory(units, numbers, total, length, sums, change),
+    @T.inline
+    def token(self, t, h, at, p, memory):
+        """The change is the step's size times (v - h k), of h after its decay."""
+        blocks = T.meta_var(self.shape.blocks)
+        lane = T.meta_var(lanes_at(0, blocks.lanes))
+        state_times(blocks, memory, p, at, READS, K, at)
+        for u in T.unroll(blocks.vectors):
+            column = T.meta_var(blocks.row(p, u, 2 * self.shape.keys + h * self.shape.head_dim))
+            memory.changes[at, blocks.row(p, u)] = splat(memory.steps[at], blocks.lanes) * (
+                self.mixed[t, column] - memory.result[u, lane]
             )
+        state_times(blocks, memory, p, at, READS, Q, at + 1)
+        for u in T.unroll(blocks.vectors):
+            self.out[t, blocks.row(p, u, h * self.shape.head_dim)] = memory.result[u, lane]
 
 
 @cache
 def delta_scan(shape: DeltaShape) -> PrimFunc:
     """Kernel arguments; key_dim and head_dim are multiples of 8:
 
-    mixed  float32 [m, 2 * keys + heads * head_dim]: q, k and v
-    a, b   float32 [m, columns]: a number of each head
-    bias   float32 [heads], of a
-    decay  float32 [heads]
-    rows   int32 [r, STATE_ROW]: first token, number of tokens, slot to read,
-           another slot to write
-    state  float32 [slots, heads, head_dim, key_dim], whose memory `state_blocks.py` describes
-    out    float32 [m, heads * head_dim]
+    mixed    float32 [m, 2 * keys + heads * head_dim]: q, k and v
+    a, b     float32 [m, columns]: a number of each head
+    bias     float32 [heads], of a
+    decay    float32 [heads]
+    rows     int32 [r, STATE_ROW] (`library/signatures.py`)
+    keys     float32 [slots, key_heads, CHUNK, key_dim]; like units and dots from `delta_keys`
+    units    float32 [m, key_heads, READS, key_dim]
+    dots     float32 [m, key_heads, READS, CHUNK]
+    changes  float32 [slots, heads, CHUNK, head_dim], changed in place
+    numbers  float32 [slots, heads, NUMBERS], changed in place
+    bases    float32 [bases, heads, head_dim, key_dim], whose memory `chunks.py` describes, changed
+             in place
+    out      float32 [m, heads * head_dim]
     """
-    heads, head_dim, key_dim = shape.heads, shape.head_dim, shape.key_dim
-    width, work = 2 * shape.keys + heads * head_dim, heads * head_dim * key_dim
+    heads, head_dim, key_heads, key_dim = (
+        shape.heads,
+        shape.head_dim,
+        shape.key_heads,
+        shape.key_dim,
+    )
 
     @T.prim_func(private=True, s_tir=True)
     def delta_rule(
         mixed: T.handle, a: T.handle, b: T.handle, bias: T.handle, decay: T.handle,
-        rows: T.handle, state: T.handle, out: T.handle,
+        rows: T.handle, keys: T.handle, units: T.handle, dots: T.handle, changes: T.handle,
+        numbers: T.handle, bases: T.handle, out: T.handle,
     ):  # fmt: skip
         T.func_attr(SCHEDULED)
         m = T.int32()
         r = T.int32()
         n = T.int32()
-        X = T.match_buffer(mixed, (m, width), "float32")
+        n_bases = T.int32()
+        X = T.match_buffer(mixed, (m, shape.width), "float32")
         A = T.match_buffer(a, (m, shape.a[0]), "float32")
         B = T.match_buffer(b, (m, shape.b[0]), "float32")
-        C = T.match_buffer(bias, (heads,), "float32")
-        D = T.match_buffer(decay, (heads,), "float32")
+        BIAS = T.match_buffer(bias, (heads,), "float32")
+        DECAY = T.match_buffer(decay, (heads,), "float32")
         R = T.match_buffer(rows, (r, STATE_ROW), "int32")
-        S = T.match_buffer(state, (n, heads, head_dim, key_dim), "float32")
+        KEYS = T.match_buffer(keys, (n, key_heads, CHUNK, key_dim), "float32")
+        U = T.match_buffer(units, (m, key_heads, READS, key_dim), "float32")
+        G = T.match_buffer(dots, (m, key_heads, READS, CHUNK), "float32")
+        C = T.match_buffer(changes, (n, heads, CHUNK, head_dim), "float32")
+        N = T.match_buffer(numbers, (n, heads, NUMBERS), "float32")
+        S = T.match_buffer(bases, (n_bases, heads, head_dim, key_dim), "float32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         with T.sblock("root"):
-            states = T.decl_buffer(
-                shape.blocks.shape(n, heads), "float32", data=S.data, elem_offset=0
+            blocked = T.decl_buffer(
+                shape.blocks.shape(n_bases, heads), "float32", data=S.data, elem_offset=0
             )
-            s = T.meta_var(Scan(X, A, B, C, D, R, states, O))
-            if m * work >= LARGE:
-                for h in T.parallel(heads):
-                    _head(shape, s, h, r)
-            else:
-                for h in T.serial(heads):
-                    _head(shape, s, h, r)
+            step = T.meta_var(_Step(shape, X, A, B, BIAS, DECAY, U, O))
+            chunks = T.meta_var(Chunks(shape.blocks, READS, R, KEYS, G, C, N, blocked, step))
+            each_head(chunks, heads, m, r)
 
     return delta_rule
 

@@ -22,7 +22,7 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.arguments import without
-from mlc_llm.kernels.cpu.state_space import LARGE
+from mlc_llm.kernels.cpu.chunks import LARGE
 from mlc_llm.kernels.cpu.vectors import (
     LOG2E,
     SCHEDULED,

@@ -14,6 +14,8 @@ from mlc_llm.models.spec import LayerSpec, ModelSpec
 _MIXED = 23
 """Vectors of RWKV-7 beside the hidden state: mixtures, what matrices make of them, and the value of
 the first layer, each where another layer cannot take its place."""
+_DOTS = 16
+"""Products of a vector with the keys of a chunk, where kernels compute states in chunks."""
 
 
 def token_numbers(spec: ModelSpec) -> int:
@@ -44,7 +46,8 @@ def _network(spec: FeedForward, hidden: int) -> int:
 
 
 def _recurrent(layer: LayerSpec) -> int:
-    """The input's matrices, what is behind the convolution, what the heads give, and the norm."""
+    """The input's matrices, what is behind the convolution, what the heads give, and the norm; of
+    heads of keys, their vectors where they are normalised, and products of these."""
     spec: Recurrent | None = layer.recurrent
     if spec is None:
         return 0
@@ -52,6 +55,9 @@ def _recurrent(layer: LayerSpec) -> int:
         return 4 * spec.width
     if isinstance(spec, Rwkv7Spec):
         return _MIXED * spec.width + 2 * sum(spec.ranks.values())
-    rows = spec.rows if isinstance(spec, Mamba2Spec) else sum(spec.parts.values())
+    if isinstance(spec, Mamba2Spec):
+        rows, keys = spec.rows, spec.groups * _DOTS
+    else:
+        rows, keys = sum(spec.parts.values()), 2 * (spec.keys + spec.key_heads * _DOTS)
     beside = 0 if layer.beside is None else 2 * spec.inner
-    return rows + spec.channels + 2 * spec.inner + beside
+    return rows + spec.channels + keys + 2 * spec.inner + beside
