@@ -43,37 +43,42 @@ class Given:
 @T.inline
 def _mix(given, t, at, before, change, p):
     """A mixture of a token, if there is a number p of them."""
-    lane = T.meta_var(lanes_at(0, L))
     if p < len(given.out):
-        given.out[p][t, at] = before[lane] + change[lane] * given.factors[p, at]
+        given.out[p][t, at] = before + change[lanes_at(0, L)] * given.factors[p, at]
 
 
 @T.inline
-def _one_row(given, row, d, before, change):
-    """The mixtures of a row, for a vector of channels from d on, and its new state."""
-    lane, at = T.meta_var(lanes_at(0, L)), T.meta_var(lanes_at(d, L))
-    before[lane] = given.state[given.rows[row, 2], 0, at]
-    for j in T.serial(given.rows[row, 1]):
-        t = T.meta_var(given.rows[row, 0] + j)
-        change[lane] = before[lane] - given.x[t, at]
-        before[lane] = given.x[t, at]
-        _mix(given, t, at, before, change, 0)
-        _mix(given, t, at, before, change, 1)
-        _mix(given, t, at, before, change, 2)
-        _mix(given, t, at, before, change, 3)
-        _mix(given, t, at, before, change, 4)
-        _mix(given, t, at, before, change, 5)
-    given.state[given.rows[row, 3], 0, at] = before[lane]
+def _one_token(given, t, d, own, before, change):
+    """The mixtures of a token, for a vector of channels from d on. own: its place in `before`, the
+    channels of the token before it."""
+    at = T.meta_var(lanes_at(d, L))
+    change[lanes_at(0, L)] = before[own] - given.x[t, at]
+    before[own] = given.x[t, at]
+    _mix(given, t, at, before[own], change, 0)
+    _mix(given, t, at, before[own], change, 1)
+    _mix(given, t, at, before[own], change, 2)
+    _mix(given, t, at, before[own], change, 3)
+    _mix(given, t, at, before[own], change, 4)
+    _mix(given, t, at, before[own], change, 5)
 
 
 @T.inline
-def _channels(given, stretch, r):
-    """A stretch of channels of all rows."""
-    before = T.alloc_buffer((L,), "float32")
+def _channels(given, first, r):
+    """A stretch of channels of all rows, from channel `first` on. All channels of a token follow
+    each other: those of the next token lie far away, often in the same lines of a cache."""
+    before = T.alloc_buffer((STRETCH,), "float32")
     change = T.alloc_buffer((L,), "float32")
     for row in T.serial(r):
-        for v in T.serial(STRETCH // L):
-            _one_row(given, row, stretch * STRETCH + v * L, before, change)
+        for i in T.vectorized(STRETCH):
+            before[i] = given.state[given.rows[row, 2], 0, first + i]
+        for j in T.serial(given.rows[row, 1]):
+            for v in T.unroll(STRETCH // L):
+                _one_token(
+                    *(given, given.rows[row, 0] + j, first + v * L, lanes_at(v * L, L)),
+                    *(before, change),
+                )
+        for i in T.vectorized(STRETCH):
+            given.state[given.rows[row, 3], 0, first + i] = before[i]
 
 
 @cache
@@ -111,9 +116,9 @@ def token_shift(width: int, count: int) -> PrimFunc:
             given = T.meta_var(Given(X, F, R, S, (Y0, Y1, Y2, Y3, Y4, Y5)[:count]))
             if m >= MANY:
                 for u in T.parallel(width // STRETCH):
-                    _channels(given, u, r)
+                    _channels(given, u * STRETCH, r)
             else:
                 for u in T.serial(width // STRETCH):
-                    _channels(given, u, r)
+                    _channels(given, u * STRETCH, r)
 
     return without(shift, *MIXTURES[count:])
