@@ -98,7 +98,7 @@ def test_time_mixing(isa: Isa, name: str, is_first: bool) -> None:
     if is_first:
         del parts["b"], parts["f"], vectors["v0"]
     out = np.full((m, WIDTH), np.nan, np.float32)
-    call = build(isa, wkv, HEADS, SIZE, EPS, is_first=is_first)
+    call = build(isa, wkv, HEADS, SIZE, EPS, isa.lanes, is_first=is_first)
     call(*parts.values(), *vectors.values(), state_rows(rows), state, out)
     assert np.abs(out - exact).max() <= 2e-5 * np.abs(exact).max()
     assert np.abs(state - states).max() <= 1e-5 * np.abs(states).max()

@@ -307,7 +307,7 @@ class CpuOps(AttentionOps, PlainRows, ChunkedStates):
     def rwkv7(
         self, spec: Rwkv7Spec, parts: Rwkv7Parts, vectors: Rwkv7Vectors, inputs: StateInputs
     ) -> Tensor:
-        return rwkv7(spec, parts, vectors, inputs, self._scratch)
+        return rwkv7(spec, parts, vectors, inputs, self._scratch, self._isa)
 
     def moe(self, spec: ExpertsSpec, x: Tensor | Input, matrices: ExpertMatrices) -> Tensor:
         given = x if isinstance(x, Input) else Input("plain", x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.backends.operands import Rwkv7Parts, Rwkv7Vectors, StateInputs
 from mlc_llm.kernels.cpu.token_shift import token_shift
@@ -32,6 +33,7 @@ def rwkv7(
     vectors: Rwkv7Vectors,
     inputs: StateInputs,
     scratch: Scratch,
+    isa: Isa,
 ) -> Tensor:
     """As `Ops.rwkv7`."""
     (state,) = inputs.states
@@ -41,6 +43,6 @@ def rwkv7(
     args += [vectors.norm, vectors.norm_bias, inputs.rows, state, scratch.tensor(out.shape)]
     given = [one for one in args if one is not None]
     shapes, last = [float_tensor(*state.shape), out], len(given) - 1
-    kernel = wkv(spec.heads, spec.head_dim, spec.eps, is_first=parts.first is None)
+    kernel = wkv(spec.heads, spec.head_dim, spec.eps, isa.lanes, is_first=parts.first is None)
     _, y = op.tensor_ir_inplace_op(kernel, "wkv", given, [last - 1, last], shapes)
     return y

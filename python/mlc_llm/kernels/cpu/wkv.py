@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from math import gcd
 
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
@@ -28,16 +29,15 @@ from mlc_llm.kernels.cpu.vectors import (
     SCHEDULED,
     exp2,
     fsplat,
+    halved_sum,
     lanes_at,
-    reduce_sum,
     splat,
     tanh,
 )
-from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.kernels.types import Buffer, Expr, Index
 from mlc_llm.library.state_format import STATE_ROW
 from mlc_llm.record import record
 
-L = 8
 DECAY, RATE, UNIT, KEY, VALUE = range(5)
 """Rows of a task's memory: numbers of a head of one token."""
 SMALLEST = 1e-12
@@ -46,7 +46,8 @@ SMALLEST = 1e-12
 
 @record(eq=False)
 class Wkv:
-    """The arguments of `wkv`, the size of a head, and what is added to its variance."""
+    """The arguments of `wkv`, the size of a head, lanes of a vector, and what is added to its
+    variance."""
 
     r: Buffer
     w: Buffer
@@ -68,95 +69,102 @@ class Wkv:
     state: Buffer
     out: Buffer
     size: int
+    lanes: int
     eps: float
 
+    def vector(self, i: Index, start: Index = 0) -> Expr:
+        """Vector i of a head whose numbers begin at `start`."""
+        return lanes_at(start + i * self.lanes, self.lanes)
 
-def _sigmoid(x: Expr) -> Expr:
+
+def _sigmoid(x: Expr, lanes: int) -> Expr:
     """1 / (1 + e^-x) = (1 + tanh(x / 2)) / 2."""
-    half = fsplat(0.5, L)
-    return half + half * tanh(x * half, L)
+    half = fsplat(0.5, lanes)
+    return half + half * tanh(x * half, lanes)
 
 
-def _decay(x: Expr) -> Expr:
+def _decay(x: Expr, lanes: int) -> Expr:
     """exp(-e^-0.5 * sigmoid(x))."""
-    return exp2(_sigmoid(x) * fsplat(-math.exp(-0.5) * LOG2E, L), L)
+    return exp2(_sigmoid(x, lanes) * fsplat(-math.exp(-0.5) * LOG2E, lanes), lanes)
 
 
 @T.inline
 def _numbers(s, t, h, of, total, number):
     """of: the head's numbers of a token, from DECAY to VALUE."""
-    lane = T.meta_var(lanes_at(0, L))
-    total[lane] = fsplat(0.0, L)
-    for i in T.serial(s.size // L):
-        here, at = T.meta_var(lanes_at(i * L, L)), T.meta_var(lanes_at(h * s.size + i * L, L))
-        of[DECAY, here] = _decay(s.w[t, at] + s.w0[at])
-        of[RATE, here] = _sigmoid(s.a[t, at] + s.a0[at])
+    lane = T.meta_var(s.vector(0))
+    total[lane] = fsplat(0.0, s.lanes)
+    for i in T.serial(s.size // s.lanes):
+        here, at = T.meta_var((s.vector(i), s.vector(i, h * s.size)))
+        of[DECAY, here] = _decay(s.w[t, at] + s.w0[at], s.lanes)
+        of[RATE, here] = _sigmoid(s.a[t, at] + s.a0[at], s.lanes)
         of[UNIT, here] = s.k[t, at] * s.k_k[at]
         of[KEY, here] = s.k[t, at] * (
-            (of[RATE, here] - fsplat(1.0, L)) * s.k_a[at] + fsplat(1.0, L)
+            (of[RATE, here] - fsplat(1.0, s.lanes)) * s.k_a[at] + fsplat(1.0, s.lanes)
         )
         of[VALUE, here] = s.v[t, at]
         if s.first is not None:
             of[VALUE, here] = of[VALUE, here] + (s.first[t, at] - of[VALUE, here]) * _sigmoid(
-                s.b[t, at] + s.v0[at]
+                s.b[t, at] + s.v0[at], s.lanes
             )
         total[lane] = total[lane] + of[UNIT, here] * of[UNIT, here]
-    number[0] = T.float32(1) / T.max(T.sqrt(reduce_sum(total, L)), T.float32(SMALLEST))
-    for i in T.serial(s.size // L):
-        here = T.meta_var(lanes_at(i * L, L))
-        of[UNIT, here] = of[UNIT, here] * splat(number[0], L)
+    number[0] = T.float32(1) / T.max(T.sqrt(halved_sum(total[lane], s.lanes)), T.float32(SMALLEST))
+    for i in T.serial(s.size // s.lanes):
+        here = T.meta_var(s.vector(i))
+        of[UNIT, here] = of[UNIT, here] * splat(number[0], s.lanes)
         of[RATE, here] = of[RATE, here] * of[UNIT, here]
 
 
 @T.inline
 def _advance(s, old, slot, t, h, of, seen, gives):
     """The state of a head behind one token more, and what it gives."""
-    for i in T.unroll(s.size // L):
-        here = T.meta_var(lanes_at(i * L, L))
-        seen[here] = fsplat(0.0, L)
-        gives[here] = fsplat(0.0, L)
+    for i in T.unroll(s.size // s.lanes):
+        here = T.meta_var(s.vector(i))
+        seen[here] = fsplat(0.0, s.lanes)
+        gives[here] = fsplat(0.0, s.lanes)
     for j in T.serial(s.size):
-        for i in T.unroll(s.size // L):
-            here = T.meta_var(lanes_at(i * L, L))
-            seen[here] = seen[here] + s.state[old, h, j, here] * splat(of[UNIT, j], L)
+        for i in T.unroll(s.size // s.lanes):
+            here = T.meta_var(s.vector(i))
+            seen[here] = seen[here] + s.state[old, h, j, here] * splat(of[UNIT, j], s.lanes)
     for j in T.serial(s.size):
-        for i in T.unroll(s.size // L):
-            here = T.meta_var(lanes_at(i * L, L))
+        for i in T.unroll(s.size // s.lanes):
+            here = T.meta_var(s.vector(i))
             s.state[slot, h, j, here] = (
-                s.state[old, h, j, here] * splat(of[DECAY, j], L)
-                - seen[here] * splat(of[RATE, j], L)
-                + of[VALUE, here] * splat(of[KEY, j], L)
+                s.state[old, h, j, here] * splat(of[DECAY, j], s.lanes)
+                - seen[here] * splat(of[RATE, j], s.lanes)
+                + of[VALUE, here] * splat(of[KEY, j], s.lanes)
             )
-            gives[here] = gives[here] + s.state[slot, h, j, here] * splat(s.r[t, h * s.size + j], L)
+            gives[here] = gives[here] + s.state[slot, h, j, here] * splat(
+                s.r[t, h * s.size + j], s.lanes
+            )
 
 
 @T.inline
 def _finish(s, t, h, of, gives, total, number):
     """What a head gives, normalised, with its own value, times the gate."""
-    lane = T.meta_var(lanes_at(0, L))
-    total[lane] = fsplat(0.0, L)
-    for i in T.serial(s.size // L):
-        total[lane] = total[lane] + gives[lanes_at(i * L, L)]
-    number[0] = reduce_sum(total, L) * T.float32(1.0 / s.size)
-    total[lane] = fsplat(0.0, L)
-    for i in T.serial(s.size // L):
-        here = T.meta_var(lanes_at(i * L, L))
-        gives[here] = gives[here] - splat(number[0], L)
+    lane = T.meta_var(s.vector(0))
+    total[lane] = fsplat(0.0, s.lanes)
+    for i in T.serial(s.size // s.lanes):
+        total[lane] = total[lane] + gives[s.vector(i)]
+    number[0] = halved_sum(total[lane], s.lanes) * T.float32(1.0 / s.size)
+    total[lane] = fsplat(0.0, s.lanes)
+    for i in T.serial(s.size // s.lanes):
+        here = T.meta_var(s.vector(i))
+        gives[here] = gives[here] - splat(number[0], s.lanes)
         total[lane] = total[lane] + gives[here] * gives[here]
     number[0] = T.float32(1) / T.sqrt(
-        reduce_sum(total, L) * T.float32(1.0 / s.size) + T.float32(s.eps)
+        halved_sum(total[lane], s.lanes) * T.float32(1.0 / s.size) + T.float32(s.eps)
     )
-    total[lane] = fsplat(0.0, L)
-    for i in T.serial(s.size // L):
-        here, at = T.meta_var(lanes_at(i * L, L)), T.meta_var(lanes_at(h * s.size + i * L, L))
+    total[lane] = fsplat(0.0, s.lanes)
+    for i in T.serial(s.size // s.lanes):
+        here, at = T.meta_var((s.vector(i), s.vector(i, h * s.size)))
         total[lane] = total[lane] + s.r[t, at] * of[KEY, here] * s.r_k[at]
-    number[1] = reduce_sum(total, L)
-    for i in T.serial(s.size // L):
-        here, at = T.meta_var(lanes_at(i * L, L)), T.meta_var(lanes_at(h * s.size + i * L, L))
+    number[1] = halved_sum(total[lane], s.lanes)
+    for i in T.serial(s.size // s.lanes):
+        here, at = T.meta_var((s.vector(i), s.vector(i, h * s.size)))
         s.out[t, at] = (
-            gives[here] * splat(number[0], L) * s.norm[at]
+            gives[here] * splat(number[0], s.lanes) * s.norm[at]
             + s.norm_bias[at]
-            + of[VALUE, here] * splat(number[1], L)
+            + of[VALUE, here] * splat(number[1], s.lanes)
         ) * s.g[t, at]
 
 
@@ -167,7 +175,7 @@ def _head(s, h, r):
     of = T.alloc_buffer((5, s.size), "float32")
     seen = T.alloc_buffer((s.size,), "float32")
     gives = T.alloc_buffer((s.size,), "float32")
-    total = T.alloc_buffer((L,), "float32")
+    total = T.alloc_buffer((s.lanes,), "float32")
     number = T.alloc_buffer((2,), "float32")
     for row in T.serial(r):
         for i in T.serial(s.rows[row, 1]):
@@ -179,8 +187,8 @@ def _head(s, h, r):
 
 
 @cache
-def wkv(heads: int, size: int, eps: float, *, is_first: bool) -> PrimFunc:
-    """Kernel arguments; size, of a head, is a multiple of 8:
+def wkv(heads: int, size: int, eps: float, machine: int, *, is_first: bool) -> PrimFunc:
+    """Kernel arguments; size, of a head, is a multiple of 8; machine: lanes of its vectors:
 
     r, w, k, v, a, g  float32 [m, heads * size]: what the matrices give
     b, first          the same; the first layer has none
@@ -227,7 +235,7 @@ def wkv(heads: int, size: int, eps: float, *, is_first: bool) -> PrimFunc:
                 Wkv(
                     R, W, K, V, A, G, None if is_first else B, None if is_first else FIRST,
                     W0, A0, None if is_first else V0, KK, KA, RK, NORM, SHIFT, ROWS, S, O, size,
-                    eps,
+                    gcd(size, max(machine, 8)), eps,
                 )
             )  # fmt: skip
             if m * work >= LARGE:
