@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from chunk_tools import STEPS, Sequences, States
+from chunk_tools import States, assert_same_bits_in_pieces, assert_states
 from kernel_tools import Array, build, each_isa
 from state_rows import state_rows
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.chunks import FORGOTTEN
 from mlc_llm.kernels.cpu.silu_conv import conv_silu
 from mlc_llm.kernels.cpu.state_space import SpaceShape, gated_norm, scan, space_keys
 from mlc_llm.library.state_format import CHUNK
@@ -98,41 +97,12 @@ def expected_of(h: Array, given: tuple[Array, ...], first: int, count: int) -> t
 
 @each_isa()
 def test_scan(isa: Isa) -> None:
-    kernels, sequences, known = Kernels(isa), Sequences(), {"": np.zeros((HEADS, DIM, SIZE))}
-    for seed, step in enumerate(STEPS):
-        given = arguments(sum(count for _, count in step), seed)
-        rows, before = sequences.rows(step), kernels.states.copies()
-        out = kernels.run([row for _, row in rows], given)
-        kernels.states.assert_only_written(before, [row for _, row in rows])
-        weights = kernels.states.numbers[..., : CHUNK + 1]
-        assert not ((weights > 0) & (weights < FORGOTTEN)).any(), "slow numbers"
-        for (name, (first, count, *_)), (written, _) in zip(rows, step, strict=True):
-            parent = written.partition("<")[2]
-            h = known.get(parent or name, known[""])
-            expected, known[name] = expected_of(h, given, first, count)
-            error = np.abs(out[first : first + count] - expected).max()
-            assert error <= 1e-5 * max(1, np.abs(expected).max())
-            place = sequences.places[name]
-            if place.length % CHUNK == 0:
-                error = np.abs(kernels.states.base(place.base, isa) - known[name]).max()
-                assert error <= 1e-5 * np.abs(known[name]).max()
+    assert_states(Kernels(isa), isa, arguments, expected_of)
 
 
 @each_isa()
 def test_a_row_in_pieces_gives_the_same_bits(isa: Isa) -> None:
-    given, pieces = arguments(50, 0), (1, 2, 8, 1, 1, 7, 16, 14)
-    whole = Kernels(isa)
-    row = Sequences().rows([("a", 50)])
-    expected = whole.run([one for _, one in row], given)
-    parts, sequences, first = Kernels(isa), Sequences(), 0
-    for count in pieces:
-        of = slice(first, first + count)
-        ((_, row_of_part),) = sequences.rows([("a", count)])
-        found = parts.run([row_of_part], (given[0][of], given[1][of], *given[2:]))
-        assert found.tobytes() == expected[of].tobytes()
-        first += count
-    base = sequences.places["a"].base
-    assert parts.states.bases[base].tobytes() == whole.states.bases[1].tobytes()
+    assert_same_bits_in_pieces(lambda: Kernels(isa), arguments(50, 0))
 
 
 @each_isa()
