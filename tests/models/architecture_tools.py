@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +37,12 @@ def runner_of(path: Path, folder: Path, kernels: str | None, num_pages: int = 24
 
 
 def runner_of_folder(
-    path: Path, folder: Path, kernels: str | None, num_pages: int = 24, *, context_window: int = 512
+    path: Path, folder: Path, kernels: str | None, num_pages: int = 24, **more: Any
 ) -> ModelRunner:
-    """The same for a Hugging Face folder."""
+    """The same for a Hugging Face folder. more: of `ModelRunner`."""
     opened = HuggingFaceFolder.open(path)
     plan, tensors = plan_folder(opened.config, opened.tensors)
-    return runner_of_plan(plan, tensors, folder, kernels, num_pages, context_window=context_window)
+    return runner_of_plan(plan, tensors, folder, kernels, num_pages, **more)
 
 
 def runner_of_plan(
@@ -51,10 +52,10 @@ def runner_of_plan(
     kernels: str | None,
     num_pages: int = 24,
     *,
-    context_window: int = 512,
     adapters: AdapterLimits = NO_ADAPTERS,
+    **more: Any,
 ) -> ModelRunner:
-    """A runner of a planned model, compiled into `folder`."""
+    """A runner of a planned model, compiled into `folder`. more: of `ModelRunner`."""
     plan = plan.with_adapters() if adapters.slots else plan
     backend = choose_backend() if kernels is None else backend_of(kernels)
     library, weights = (folder / f"{backend.name}-{part}" for part in ("library", "weights"))
@@ -65,8 +66,8 @@ def runner_of_plan(
         pack_weights(plan, backend, tensors, weights, lambda _: None)
     return ModelRunner(
         library, weights,
-        num_pages=num_pages, max_num_sequence=4, max_batch_tokens=64,
-        context_window=context_window, adapters=adapters,
+        num_pages=num_pages, max_num_sequence=4, max_batch_tokens=64, adapters=adapters,
+        **{"context_window": 512, **more},
     )  # fmt: skip
 
 
