@@ -76,7 +76,6 @@ def test_experts_that_get_all_tokens_see_what_the_router_sees(tmp_path: Path) ->
     assert found.importance[UP.replace("up", "down")].shape == (EXPERTS, WIDE)
 
 
-@pytest.mark.slow
 def test_an_expert_that_meets_no_token_is_counted(tmp_path: Path) -> None:
     found = calibrate(expert_folder(tmp_path, 1, unmet=True), "q4f16_1", TEXT, quiet)
     assert found.unmet == (1, EXPERTS)

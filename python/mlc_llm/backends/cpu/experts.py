@@ -54,13 +54,14 @@ class ExpertCalls:
         halves = self._scratch.tensor([routes.tokens.shape[0], 2 * wide])
         gate, up, down = self._matrices.gate, self._matrices.up, self._matrices.down
         rows_of = [given.read_by(one, self._isa, self._scratch) for one in (gate, up)]
-        rows = self._sent(routes, rows_of[0])
+        rows = self._before(routes, "gate", self._sent(routes, rows_of[0]))
         halves = self._product(routes, "gate", rows, halves)
         if rows_of[1] is not rows_of[0]:
             rows = self._sent(routes, rows_of[1])
+        rows = self._before(routes, "up", rows)
         halves = self._product(routes, "up", rows, halves, wide)
         inner = Input(self._spec.activation, halves)
-        rows = inner.read_by(down, self._isa, self._scratch)
+        rows = self._before(routes, "down", inner.read_by(down, self._isa, self._scratch))
         into = self._scratch.tensor([rows.shape[0], down.rows])
         return self._collected(routes, self._product(routes, "down", rows, into))
 
@@ -88,6 +89,10 @@ class ExpertCalls:
         count, row = routes.tokens.shape[0], tuple(int(size) for size in rows.shape[1:])
         out = Tensor.placeholder([count, *row], rows.dtype)
         return self._scratch.call(send(row, rows.dtype), "send", [routes.tokens, rows], out)
+
+    def _before(self, routes: Routes, name: str, rows: Tensor) -> Tensor:
+        """What the product with the matrices of that name reads, which may be looked at here."""
+        return rows
 
     def _product(
         self, routes: Routes, name: str, rows: Tensor, into: Tensor, first: int = 0

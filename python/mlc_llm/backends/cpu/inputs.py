@@ -82,6 +82,11 @@ class Input:
             self._prepared[key] = self._prepare(matrix, isa, scratch, fast)
         return self._prepared[key]
 
+    def replace(self, old: Tensor, new: Tensor) -> None:
+        """`new` stands for a tensor that was made of it, and that a kernel has gone over."""
+        self._prepared = {key: new if one is old else one for key, one in self._prepared.items()}
+        self._floats = new if self._floats is old else self._floats
+
     def _split(self, k: int, scratch: Scratch) -> Tensor:
         """The input as `split_rows` makes it, made once."""
         if self._parts is None:

@@ -48,16 +48,14 @@ class RecordingStack(ExpertStack):
 class RecordingExperts(ExpertCalls):
     """The calls for the experts of one layer, which record."""
 
-    def _product(
-        self, routes: Routes, name: str, rows: Tensor, into: Tensor, first: int = 0
-    ) -> Tensor:
+    def _before(self, routes: Routes, name: str, rows: Tensor) -> Tensor:
         stack = getattr(self._matrices, name)
         assert isinstance(stack, RecordingStack) and stack.fmt.is_float
         kernel = add_expert_squares(stack.experts, stack.columns)
         outs = [float_tensor(*rows.shape), float_tensor(stack.experts, stack.columns + 1)]
         args = [routes.starts, rows, stack.squares]
         rows, _ = op.tensor_ir_inplace_op(kernel, "add_expert_squares", args, [1, 2], outs)
-        return super()._product(routes, name, rows, into, first)
+        return rows
 
 
 class RecordingOps(CpuOps):
@@ -85,5 +83,6 @@ class RecordingOps(CpuOps):
         (read,), _ = super()._read(given, matrix, fast, split=split)
         outs = [float_tensor(*read.shape), float_tensor(matrix.columns)]
         kernel, args = add_squares(matrix.columns), [read, matrix.squares]
-        read, _ = op.tensor_ir_inplace_op(kernel, "add_squares", args, [0, 1], outs)
-        return [read], None
+        recorded, _ = op.tensor_ir_inplace_op(kernel, "add_squares", args, [0, 1], outs)
+        given.replace(read, recorded)
+        return [recorded], None
