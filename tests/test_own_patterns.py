@@ -45,6 +45,7 @@ names of metrics, which are our own."""
 WHOLE = {
     r"(.+)-(\d{5})-of-(\d{5})(\.gguf)?",
     r"([A-Za-z0-9+/]+={0,2}) (\d{1,7})",
+    r"\*|null|[a-z][a-z0-9+.-]*://[^\sA-Z/]+",
 }
 """Patterns that the code compares with a whole text (`fullmatch`), and never searches for."""
 PROBES = ("a", "0", " ", "\n", "<", "{", "\\", '"', "é", "a ", "{a", "1,", "<|", "a{b=", "'a ")

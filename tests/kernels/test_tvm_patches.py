@@ -23,6 +23,7 @@ from tvm.tirx.script.parser import entry
 from mlc_llm.backends.cpu.isa import AVX2, PORTABLE
 from mlc_llm.kernels import expressions, tvm_patches
 from mlc_llm.kernels.cpu.attention import attention
+from mlc_llm.kernels.cpu.attention_shape import Shape
 from mlc_llm.kernels.cpu.rows import take_rows
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 from mlc_llm.kernels.expressions import current_parser, evaluate
@@ -91,9 +92,11 @@ def test_the_others_are_still_needed() -> None:
     [
         pytest.param(take_rows, (8,), id="rows"),
         pytest.param(
-            attention, (4, 2, 16, AVX2, "float16"), id="attention", marks=pytest.mark.slow
+            attention, (Shape(4, 2, 16, AVX2, "float16"),), id="attention", marks=pytest.mark.slow
         ),
-        pytest.param(attention, (4, 2, 16, PORTABLE, "int8"), id="bytes", marks=pytest.mark.slow),
+        pytest.param(
+            attention, (Shape(4, 2, 16, PORTABLE, "int8"),), id="bytes", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_kernels_are_those_that_tvm_reads(

@@ -37,13 +37,14 @@ POINT = {
     "properties": {"x": {"type": "integer"}, "name": {"type": "string", "maxLength": 20}},
     "required": ["x", "name"],
 }
+# The seeds are ones with which some text repeats itself, so that it can be drafted from.
 CONFIGS = {
     "greedy": GenerationConfig(temperature=0, max_tokens=32),
     "sequences": GenerationConfig(temperature=1.0, seed=3, max_tokens=32, n=3),
     "penalties": GenerationConfig(
         temperature=0.8,
         top_p=0.9,
-        seed=4,
+        seed=16,
         max_tokens=40,
         presence_penalty=0.5,
         frequency_penalty=0.3,
@@ -51,7 +52,7 @@ CONFIGS = {
     ),
     "cold": GenerationConfig(temperature=0.2, top_k=5, min_p=0.02, seed=5, max_tokens=32),
     "logprobs": GenerationConfig(
-        temperature=1.0, seed=6, max_tokens=20, logprobs=True, top_logprobs=3
+        temperature=1.0, seed=28, max_tokens=20, logprobs=True, top_logprobs=3
     ),
     "stops": GenerationConfig(temperature=1.0, seed=7, max_tokens=32, stop_strs=["e", "0"]),
     "grammar": GenerationConfig(
