@@ -147,9 +147,9 @@ class Chunks:
     """[slots, heads, NUMBERS]."""
     bases: Buffer
     step: Any
-    """key_head(h): of a head. prepare(t, h, at, memory): the token's decay, and what else it has for
-    all blocks. x(t, h, which, i): number i of a vector x. key(t, h, i, lanes): numbers of its key.
-    token(t, h, at, p, memory): for block p the token's change, and what it gives."""
+    """key_head(h): of a head. prepare(t, h, at, memory): the token's decay, and what else it has
+    for all blocks. x(t, h, which, i): number i of a vector x. key(t, h, i, lanes): numbers of its
+    key. token(t, h, at, p, memory): for block p the token's change, and what it gives."""
 
 
 def place(rows: Buffer, row: Index) -> Expr:

@@ -7,7 +7,7 @@
         v[t] = s C + d * x
     new state = s
 
-`chunks.py` says how: prompts and decoding alike, so a token's bits are the same. `keep_b` goes
+`chunks.py` says how: prompts and decoding alike, so a token's bits are the same. `space_keys` goes
 before it.
 
 `gated_norm`, in parallel for each row: v = v * silu(z), each group normalised alone
