@@ -6,6 +6,7 @@ their memory is shared only by chance: it counts once for each kind.
 
 from __future__ import annotations
 
+from mlc_llm.library.state_format import CHUNK
 from mlc_llm.models.attention_spec import AttentionSpec
 from mlc_llm.models.network_spec import ExpertsSpec, FeedForward
 from mlc_llm.models.recurrent import Mamba2Spec, Recurrent, Rwkv7Spec, ShortConvSpec
@@ -14,8 +15,6 @@ from mlc_llm.models.spec import LayerSpec, ModelSpec
 _MIXED = 23
 """Vectors of RWKV-7 beside the hidden state: mixtures, what matrices make of them, and the value of
 the first layer, each where another layer cannot take its place."""
-_DOTS = 16
-"""Products of a vector with the keys of a chunk, where kernels compute states in chunks."""
 
 
 def token_numbers(spec: ModelSpec) -> int:
@@ -47,7 +46,7 @@ def _network(spec: FeedForward, hidden: int) -> int:
 
 def _recurrent(layer: LayerSpec) -> int:
     """The input's matrices, what is behind the convolution, what the heads give, and the norm; of
-    heads of keys, their vectors where they are normalised, and products of these."""
+    heads of keys, their vectors where they are normalised, and products of these with a chunk."""
     spec: Recurrent | None = layer.recurrent
     if spec is None:
         return 0
@@ -56,8 +55,8 @@ def _recurrent(layer: LayerSpec) -> int:
     if isinstance(spec, Rwkv7Spec):
         return _MIXED * spec.width + 2 * sum(spec.ranks.values())
     if isinstance(spec, Mamba2Spec):
-        rows, keys = spec.rows, spec.groups * _DOTS
+        rows, keys = spec.rows, spec.groups * CHUNK
     else:
-        rows, keys = sum(spec.parts.values()), 2 * (spec.keys + spec.key_heads * _DOTS)
+        rows, keys = sum(spec.parts.values()), 2 * (spec.keys + spec.key_heads * CHUNK)
     beside = 0 if layer.beside is None else 2 * spec.inner
     return rows + spec.channels + keys + 2 * spec.inner + beside
