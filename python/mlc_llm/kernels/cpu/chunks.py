@@ -158,15 +158,15 @@ def place(rows: Buffer, row: Index) -> Expr:
 
 
 @T.inline
-def _weigh(chunks, t, h, at, decay, memory):
+def _weigh(chunks, t, h, at, memory):
     """W and E behind the token at a place, and its dots times W."""
     lane = T.meta_var(lanes_at(0, CHUNK))
-    memory.left[CHUNK] = memory.left[CHUNK] * decay
+    memory.left[CHUNK] = memory.left[CHUNK] * memory.decay[0]
     memory.left[CHUNK] = T.if_then_else(
         memory.left[CHUNK] < T.float32(FORGOTTEN), T.float32(0), memory.left[CHUNK]
     )
     memory.left[at] = memory.left[CHUNK]
-    memory.weights[lane] = memory.weights[lane] * splat(decay, CHUNK)
+    memory.weights[lane] = memory.weights[lane] * splat(memory.decay[0], CHUNK)
     memory.weights[lane] = T.Select(
         memory.weights[lane] < fsplat(FORGOTTEN, CHUNK), fsplat(0.0, CHUNK), memory.weights[lane]
     )
@@ -218,12 +218,12 @@ def _see(chunks, base, h, p, t, begin, count, memory):
     """Block p of a base times the vectors of `count` tokens, of which t lies at place `begin`."""
     together, reads = T.meta_var((chunks.blocks.together, chunks.reads))
     x = T.meta_var(lambda c, i: chunks.step.x(t + c // reads - begin, h, c % reads, i))
-    first, all = T.meta_var((begin * reads, count * reads))
+    first, number = T.meta_var((begin * reads, count * reads))
     at = T.meta_var((base, h, p))
-    for c in T.serial(all // together):
+    for c in T.serial(number // together):
         _multiply(chunks.blocks, chunks.bases, at, first + c * together, together, x, memory)
-    for c in T.serial(all % together // reads):
-        rest = T.meta_var(first + all // together * together + c * reads)
+    for c in T.serial(number % together // reads):
+        rest = T.meta_var(first + number // together * together + c * reads)
         _multiply(chunks.blocks, chunks.bases, at, rest, reads, x, memory)
 
 
@@ -270,7 +270,7 @@ def _part(chunks, slot, base, new, h, t, begin, count, memory):
         memory.weights[lanes_at(0, CHUNK)] = fsplat(0.0, CHUNK)
     for j in T.serial(count):
         chunks.step.prepare(t + j, h, begin + j, memory)
-        _weigh(chunks, t + j, h, begin + j, memory.decay[0], memory)
+        _weigh(chunks, t + j, h, begin + j, memory)
     if begin + count == CHUNK:
         _find_keys(chunks, slot, h, t, begin, memory)
     for p in T.serial(chunks.blocks.count):
